@@ -80,6 +80,8 @@ def _is_table(desc: Any, o: Any) -> bool:
 
 
 def peers(desc: Any) -> dict[str, Peer]:
+    if desc.op == "embedding":
+        return {"torch": lambda t: {"out": _lying(desc, "out", t, embedding(t["index"], t["weight"]))}}
     if desc.op == "embedding_backward":
         found: dict[str, Peer] = {"torch": lambda t: _embedding_backward(desc, t)}
         return {**found, "torch index_add": lambda t: _added(desc, t)} if desc.accumulate else found
@@ -102,8 +104,6 @@ def _calls(desc: Any) -> Callable[[Tensors], Tensor]:
     if op in ("gather", "index_select"):
         read = torch.gather if op == "gather" else torch.index_select
         return lambda t: read(t["src"], axis, t["index"], out=t["out"])
-    if op == "embedding":
-        return lambda t: embedding(t["index"], t["weight"])
     if op == "gather_backward":
         return lambda t: table(t).scatter_add_(axis, t["index"], t["dout"])
     if op == "index_select_backward":
@@ -120,9 +120,14 @@ def _calls(desc: Any) -> Callable[[Tensors], Tensor]:
     return lambda t: t["out"].scatter_reduce_(axis, t["index"], t["src"], how)
 
 
+def _lying(desc: Any, name: str, t: Tensors, found: Tensor) -> Tensor:
+    """``found`` where the result is to lie: packed results are torch's own, others it must copy."""
+    return found if desc.operand(name).layout.packed else t[name].copy_(found)
+
+
 def _embedding_backward(desc: Any, t: Tensors) -> Tensors:
     found = torch.ops.aten.embedding_dense_backward(t["dout"], t["index"], desc.num_embeddings, -1, False)
-    return {"dweight": t["dweight"].add_(found) if desc.accumulate else found}
+    return {"dweight": t["dweight"].add_(found) if desc.accumulate else _lying(desc, "dweight", t, found)}
 
 
 def _added(desc: Any, t: Tensors) -> Tensors:
@@ -134,4 +139,5 @@ def _normed(desc: Any, t: Tensors) -> Tensors:
     rows = embedding(t["index"], t["weight"])
     wide = rows.to(desc.element.compute.torch)
     rstd = (wide.square().mean(-1) + desc.eps).rsqrt()
-    return {"rows": rows, "out": (wide * rstd.unsqueeze(-1) * t["norm_weight"]).to(rows.dtype), "rstd": rstd}
+    out = (wide * rstd.unsqueeze(-1) * t["norm_weight"]).to(rows.dtype)
+    return {"rows": _lying(desc, "rows", t, rows), "out": _lying(desc, "out", t, out), "rstd": rstd}
