@@ -7,7 +7,7 @@ kernels selected where determinism or order invariance is required, and the dete
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -308,6 +308,16 @@ class _Bench:
                     "workspace_bytes": implementation.plan.workspace_size(),
                 }
             )
+
+
+def problems(rows: Sequence[Row]) -> Iterator[tuple[tp.Descriptor, str, dict[str, float]]]:
+    """What the rows of ``kernels`` say of each problem: descriptor, pattern of the indices, microseconds by kernel."""
+    found: dict[tuple[Case, str], dict[str, float]] = {}
+    for r in rows:
+        case = Case("rows", r["op"], r["rows"], r["width"], r["count"], r["pattern"])
+        found.setdefault((case, r["element"]), {})[r["kernel"]] = r["device_us"]
+    for (case, element), times in found.items():
+        yield descriptor(case, tp.ElementKind(element).torch), case.pattern, times
 
 
 #: Prefix of the names of the implementations of ``--rows``.

@@ -1,18 +1,20 @@
 """Fits the corrections of estimated costs to runs of ``bench anywhere``, and says what select gains by them.
 
-Least squares on log(time / estimate), with a penalty on all weights but the constant, for each family and entry. A
-family's corrections are kept only where they lower the regret of problems that they were not fitted to: each quarter of
-its problems is judged by a fit to the other three.
+Least squares on log(time / estimate), with a penalty on all weights but the constant, for each entry of a group of ops:
+those of a family that the same entries solve. A group's corrections are kept only where they lower the regret of
+problems that they were not fitted to: each quarter of its problems is judged by a fit to the other three.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -20,17 +22,18 @@ from rich.console import Console
 from rich.table import Table
 
 import triplan as tp
-from bench import timing
-from bench.anywhere.drawing import MOST, case
+from bench import determinism, timing
+from bench.anywhere.drawing import MOST, case, entries_of, ops_of
+from triplan.backends import fitted
 from triplan.backends.fitted import FEATURES, Correction, features
 
-#: Penalties of weights, in problems, of which each family takes the one that leaves the least regret.
+#: Penalties of weights, in problems, of which each group takes the one that leaves the least regret.
 PENALTIES = (1.0, 4.0, 16.0, 64.0)
-#: Parts of a family's problems that take turns as those that are judged.
+#: Parts of a group's problems that take turns as those that are judged.
 PARTS = 4
 #: Fewest problems of an entry.
 FEWEST = 12
-#: The relative gain, in the geometric mean of regret, below which a family keeps its estimates.
+#: The relative gain, in the geometric mean of regret, below which a group keeps its estimates.
 GAIN = 1.003
 
 Corrections = Mapping[str, Correction]
@@ -53,27 +56,49 @@ class Problem:
         return self.found[chosen][1] / min(us for _, us in self.found.values())
 
 
-def problems(paths: Iterable[Path]) -> dict[str, list[Problem]]:
-    """By family, the problems of the runs that at least two entries solved."""
+def problems(paths: Iterable[Path]) -> dict[tuple[str, ...], list[Problem]]:
+    """By group, the problems of the runs that at least two entries solved."""
     target, found = tp.Target.preset("h200"), defaultdict(list)
     for path in paths:
-        run = json.loads(path.read_text())
-        settings = run["settings"]
-        for row in run["rows"]:
-            drawn = case(settings["family"], settings["seed"], row["number"], target, MOST)
-            if drawn.name != row["case"]:
-                raise ValueError(f"{path}: problem {row['number']} is drawn otherwise by this version")
+        for desc, times in timed(path, target):
             own = {}
-            for entry in tp.TABLE.rows(drawn.desc.op):
-                us = row.get("times", {}).get(entry.name)
-                if us and entry.supports(drawn.desc, target) and (estimate := entry.rank(drawn.desc, target)) > 0:
-                    own[entry.name] = (features(drawn.desc, estimate), us)
+            for entry in tp.TABLE.rows(desc.op):
+                us = times.get(entry.name)
+                if us and entry.supports(desc, target) and (estimate := entry.rank(desc, target)) > 0:
+                    own[entry.name] = (features(desc, estimate), us)
             if len(own) > 1:
-                found[settings["family"]].append(Problem(own))
+                found[group(desc.op)].append(Problem(own))
     return found
 
 
-def fitted(of: Sequence[Problem], penalty: float) -> dict[str, Correction]:
+@cache
+def group(op: str) -> tuple[str, ...]:
+    """The ops of the family of ``op`` that the same entries solve."""
+
+    def entries(op: str) -> list[str]:
+        return [entry.name for entry in entries_of(op)]
+
+    family = fitted.family(tp.descriptor_types()[op])
+    return tuple(other for other in sorted(ops_of(family)) if entries(other) == entries(op))
+
+
+def timed(path: Path, target: tp.Target) -> Iterator[tuple[tp.Descriptor, dict[str, float]]]:
+    """The problems of a run of ``bench anywhere`` or ``bench determinism --rows``: microseconds by entry."""
+    run = json.loads(path.read_text())
+    if "kernels" in run:
+        yield from (
+            (desc, times) for desc, pattern, times in determinism.problems(run["kernels"]) if pattern == "uniform"
+        )
+        return
+    settings = run["settings"]
+    for row in run["rows"]:
+        drawn = case(settings["family"], settings["seed"], row["number"], target, MOST)
+        if drawn.name != row["case"]:
+            raise ValueError(f"{path}: problem {row['number']} is drawn otherwise by this version")
+        yield drawn.desc, row.get("times", {})
+
+
+def corrections(of: Sequence[Problem], penalty: float) -> dict[str, Correction]:
     """The corrections of each entry with at least FEWEST problems."""
     points = defaultdict(list)
     for problem in of:
@@ -98,30 +123,28 @@ def judged(of: Sequence[Problem], penalty: float) -> list[float]:
     """The regret of each problem, by corrections that were fitted to problems of other parts."""
     found = []
     for part in range(PARTS):
-        by = fitted([p for i, p in enumerate(of) if i % PARTS != part], penalty)
+        by = corrections([p for i, p in enumerate(of) if i % PARTS != part], penalty)
         found += [p.regret(by) for i, p in enumerate(of) if i % PARTS == part]
     return found
 
 
 def run(paths: Sequence[Path], to: Path, console: Console) -> None:
     """Write the corrections to ``to``, and print what they change."""
-    table = Table("family", "problems", "regret: mean", "95%", "corrected: mean", "95%", "kept")
-    kept: dict[str, dict[str, Correction]] = {}
-    for name, of in sorted(problems(paths).items()):
+    table = Table("ops", "problems", "regret: mean", "95%", "corrected: mean", "95%", "kept")
+    kept: dict[tuple[str, ...], dict[str, Correction]] = {}
+    for ops, of in sorted(problems(paths).items()):
         left = {penalty: judged(of, penalty) for penalty in PENALTIES}
         penalty = min(left, key=lambda penalty: statistics.geometric_mean(left[penalty]))
         before, after = [p.regret({}) for p in of], left[penalty]
         means = [statistics.geometric_mean(r) for r in (before, after)]
         tails = [timing.quantile(r, 0.95) for r in (before, after)]
         if means[1] * GAIN <= means[0] and tails[1] <= tails[0] * GAIN:
-            kept[name] = fitted(of, penalty)
+            kept[ops] = corrections(of, penalty)
         shown = [f"{v:.3f}" for pair in zip(means, tails, strict=True) for v in pair]
-        table.add_row(name, str(len(of)), *shown, "yes" if name in kept else "no")
+        table.add_row(" ".join(ops), str(len(of)), *shown, "yes" if ops in kept else "no")
     console.print(table)
-    families = {
-        family: {
-            name: {k: getattr(c, k) for k in ("constant", "weights", "lowest", "highest")} for name, c in own.items()
-        }
-        for family, own in kept.items()
-    }
-    to.write_text(json.dumps({"features": FEATURES, "families": families}, separators=(",", ":")) + "\n")
+    groups = [
+        {"ops": ops, "entries": {name: dataclasses.asdict(correction) for name, correction in own.items()}}
+        for ops, own in kept.items()
+    ]
+    to.write_text(json.dumps({"features": FEATURES, "groups": groups}, separators=(",", ":")) + "\n")

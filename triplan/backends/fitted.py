@@ -1,10 +1,11 @@
 """Estimated times, corrected by what was measured.
 
 An entry's ``rank`` counts bytes, operations and launches; it does not know how far the compiled kernel falls short of
-them, for which elements and layouts. ``costs.json`` holds, for each family and entry, a linear correction of the
-estimate's logarithm by a few features of the problem. ``python -m bench fit`` writes the file from runs of ``python -m
-bench anywhere``: least squares on the logarithm of time, on an H200 or H100. Other targets use the same corrections of
-estimates that follow from their own numbers. What has no line in the file keeps its estimate.
+them, for which elements and layouts. ``costs.json`` holds, for each entry of a group of ops that the same entries
+solve, a linear correction of the estimate's logarithm by a few features of the problem. ``python -m bench fit`` writes
+the file from runs of ``python -m bench anywhere``: least squares on the logarithm of time, on an H200 or H100. Other
+targets use the same corrections of estimates that follow from their own numbers. What has no line in the file keeps
+its estimate.
 """
 
 from __future__ import annotations
@@ -75,14 +76,15 @@ def features(desc: Descriptor, estimate: float) -> tuple[float, ...]:
 
 
 def read(text: str) -> dict[tuple[str, str], Correction]:
-    """The corrections of a file's text, by family and entry."""
+    """The corrections of a file's text, by op and entry."""
     found: dict[str, Any] = json.loads(text)
     if tuple(found["features"]) != FEATURES:
         raise ValueError(f"the features of costs.json are {found['features']}; those of this version are {FEATURES}")
     return {
-        (family, entry): Correction(own["constant"], *(tuple(own[k]) for k in ("weights", "lowest", "highest")))
-        for family, entries in found["families"].items()
-        for entry, own in entries.items()
+        (op, entry): Correction(own["constant"], *(tuple(own[k]) for k in ("weights", "lowest", "highest")))
+        for group in found["groups"]
+        for op in group["ops"]
+        for entry, own in group["entries"].items()
     }
 
 
@@ -94,7 +96,7 @@ def _corrections() -> dict[tuple[str, str], Correction]:
 def cost_us(entry: KernelRow, desc: Descriptor, target: Target) -> float:
     """Microseconds that ``entry`` is expected to take."""
     estimate = entry.rank(desc, target)
-    found = _corrections().get((family(type(desc)), entry.name))
+    found = _corrections().get((desc.op, entry.name))
     if found is None or not 0 < estimate < math.inf:
         return estimate
     return estimate * found.factor(features(desc, estimate))

@@ -10,7 +10,7 @@ import pytest
 from cases import H200
 
 import triplan as tp
-from bench.indexing.cases import DTYPES, Case, descriptor
+from bench.determinism import problems
 
 MEASURED = Path(__file__).parents[3] / "bench" / "results" / "determinism-nvidia-h200.json"
 PREFERENCES = {
@@ -25,16 +25,8 @@ KNOWN = ("uniform",)
 
 def measured() -> dict[str, tuple[tp.Descriptor, dict[str, float]]]:
     """Of each problem that was timed: its descriptor, and microseconds by kernel."""
-    found: dict[str, tuple[tp.Descriptor, dict[str, float]]] = {}
-    for r in json.loads(MEASURED.read_text())["kernels"]:
-        if r["pattern"] not in KNOWN:
-            continue
-        case = Case("rows", r["op"], r["rows"], r["width"], r["count"], r["pattern"])
-        dtype = next(d for d in DTYPES.values() if str(tp.ElementKind.of(d)) == r["element"])
-        name = f"{case.name} {r['element']} {r['pattern']}"
-        _, times = found.setdefault(name, (descriptor(case, dtype), {}))
-        times[r["kernel"]] = r["device_us"]
-    return found
+    rows = problems(json.loads(MEASURED.read_text())["kernels"])
+    return {f"{desc.key} {pattern}": (desc, times) for desc, pattern, times in rows if pattern in KNOWN}
 
 
 PROBLEMS = measured()
