@@ -42,8 +42,9 @@ def last_guarantee(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]
 
 
 def copy_us(g: Geometry) -> float:
-    """Microseconds to read and write each point's element once, and to read the indices."""
-    return LAUNCH_US + 2 * g.numel * g.dense.element.itemsize / BYTES_PER_US + index_us(g)
+    """Microseconds to move each point's element, and to read the indices. What is read of the table again is cached."""
+    moved = g.numel + min(g.numel, g.table.numel)
+    return LAUNCH_US + moved * g.dense.element.itemsize / BYTES_PER_US + index_us(g)
 
 
 def copy_launches(desc: IndexingDescriptor, point: Point, traverse: Traverse) -> list[Launch]:

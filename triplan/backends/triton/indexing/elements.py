@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triplan.backends.triton.common.card import LAUNCH_US
+from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.indexing.copies import copy_us, register
 from triplan.backends.triton.indexing.geometry import geometry
 from triplan.backends.triton.indexing.registration import always
@@ -13,14 +13,18 @@ from triplan.sku import Target
 # Fitted to ``bench anywhere indexing --seed 1`` on an H200.
 #: Microseconds that a program of ``rows`` takes longer to its first access.
 SOONER_US = 0.3
-#: Time relative to ``rows`` where one index serves a row, and where every element has one.
-SLOWER, SLOWER_FULL = 1.4, 1.05
+#: Microseconds of an element, besides writing it: where one index serves a row, each lane reads it and its own address.
+ELEMENT_US = 0.95e-6
+#: Time relative to ``rows``, where every element has an index.
+SLOWER = 1.05
 
 
 def rank(desc: IndexingDescriptor, target: Target) -> float:
     g = geometry(desc)
     moved = copy_us(g) - LAUNCH_US
-    return LAUNCH_US - SOONER_US + (SLOWER_FULL if g.full else SLOWER) * moved
+    if not g.full:
+        return LAUNCH_US - SOONER_US + max(ELEMENT_US * g.numel + g.dense.nbytes / BYTES_PER_US, moved)
+    return LAUNCH_US - SOONER_US + SLOWER * moved
 
 
 register("elements", elements_launch, rank, always)
