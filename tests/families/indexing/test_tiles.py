@@ -44,8 +44,9 @@ def with_units(desc: Any, dense: int, table: int) -> Any:
 
 def problem(case: int, dense: int, table: int) -> Any:
     op, _, element, shape, axis, extent = CASES[case]
-    stores = {"accumulate": False} if op == "index_put" else {}
-    return with_units(build(op, shape, axis, extent, element=element, **stores), dense, table)
+    # index_put stores; gather_backward fills the table with zeros first.
+    options = {"accumulate": False} if op in ("index_put", "gather_backward") else {}
+    return with_units(build(op, shape, axis, extent, element=element, **options), dense, table)
 
 
 def check(case: int, dense: int, table: int, target: tp.Target) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import triton.language as tl
@@ -19,24 +20,34 @@ STRIDED_BLOCK = 512
 
 def fill_launch(pointer: Arg, numel: int, value: int, operand: Operand | None = None) -> Launch:
     """Set ``numel`` elements at ``pointer`` to ``value``: packed, or ``operand``'s in its layout."""
-    return elements_launch(kernels.fill_kernel, {"out": pointer}, {"VALUE": value}, numel, operand)
+    # Any order will do: along the contiguous axis neighbours share a sector.
+    unit = None if operand is None else operand.layout.unit_axis
+    axes = [] if operand is None else sorted(range(len(operand.shape)), key=lambda axis: axis == unit)
+    return elements_launch(kernels.fill_kernel, {"out": pointer}, {"VALUE": value}, numel, operand, axes)
 
 
 def fold_launch(sums: Scratch, operand: Operand, keep: bool) -> Launch:
     """Round ``sums``, packed and of the operand's shape, into the operand; with ``keep``, add to what it holds."""
-    return elements_launch(
-        kernels.fold_kernel, {"sums": sums, "out": values(operand)}, {"KEEP": keep}, operand.numel, operand
-    )
+    args: dict[str, Arg] = {"sums": sums, "out": values(operand)}
+    return elements_launch(kernels.fold_kernel, args, {"KEEP": keep}, operand.numel, operand, range(len(operand.shape)))
 
 
 def elements_launch(
-    kernel: Any, args: dict[str, Arg], constexprs: dict[str, Any], numel: int, operand: Operand | None
+    kernel: Any,
+    args: dict[str, Arg],
+    constexprs: dict[str, Any],
+    numel: int,
+    operand: Operand | None,
+    axes: Sequence[int],
 ) -> Launch:
-    """One launch over ``numel`` elements; the layout is the operand's, or packed where it is None."""
+    """One launch over ``numel`` elements; the layout is the operand's, or packed where it is None.
+
+    ``axes``: the operand's in the order in which its elements are numbered, outermost first.
+    """
     flat = operand is None or operand.layout.packed
     wide = numel >= I32_LIMIT
-    shape = () if operand is None or flat else operand.shape
-    along = [] if operand is None or flat else strides(operand, range(len(shape)), True)
+    shape = () if operand is None or flat else tuple(operand.shape[axis] for axis in axes)
+    along = [] if operand is None or flat else strides(operand, axes, True)
     block = FLAT_BLOCK if flat else STRIDED_BLOCK
     return Launch(
         kernel,

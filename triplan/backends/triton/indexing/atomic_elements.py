@@ -28,7 +28,7 @@ def rank(desc: IndexingDescriptor, target: Target) -> float:
     if adds_vectors(g):
         return sooner + atomics.vector_us(g, itemsize)
     if shares_sectors(g):
-        return sooner + atomics.SHARED_US * g.numel
+        return sooner + atomics.shared_us(g, itemsize)
     slower = FITS_SLOWER if g.table.nbytes <= L2_SHARE else MISSES_SLOWER
     return sooner + index_us(g) + slower * atomics.scattered_us(g, itemsize)
 

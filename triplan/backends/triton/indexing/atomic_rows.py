@@ -32,8 +32,8 @@ def rank(desc: IndexingDescriptor, target: Target) -> float:
         added = atomics.vector_us(g, itemsize)
     else:
         cols = rows_tile(desc, point)[1]
-        each = atomics.SHARED_US * (PAIRS_SLOWER if point.pairs else 1.0)
-        added = each * g.numel * -(-g.fold[2] // cols) * cols / max(g.fold[2], 1)
+        lanes = -(-g.fold[2] // cols) * cols / max(g.fold[2], 1)
+        added = atomics.shared_us(g, itemsize) * lanes * (PAIRS_SLOWER if point.pairs else 1.0)
     return zero_us(g) + LAUNCH_US + added
 
 

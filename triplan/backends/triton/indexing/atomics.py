@@ -20,8 +20,9 @@ MISSED_BYTES_PER_US = 6e6
 ADDITION_US = 11.6e-6
 #: Fitted: microseconds by which ``atomic_elements`` comes sooner than ``atomic_rows`` to its first access.
 SOONER_US = 0.25
-#: Fitted: microseconds of one addition where neighbours share an index, so that a sector serves several additions.
-SHARED_US = 3.5e-6
+#: Fitted: microseconds of one addition where neighbours share an index, so that a sector serves several additions; and
+#: of one of 8 bytes, to ``bench anywhere indexing``, seeds 1 and 3.
+SHARED_US, SHARED_WIDE_US = 3.5e-6, 5.8e-6
 #: Fitted: microseconds that each sector of the table that is reached waits for memory, in the same case.
 SECTOR_US = 35e-6
 
@@ -51,6 +52,11 @@ def vector_us(g: Geometry, itemsize: int) -> float:
     nbytes = g.numel * itemsize
     missed = 2 * nbytes * miss_rate(g.table.numel * itemsize)
     return nbytes / VECTOR_BYTES_PER_US + missed / MISSED_BYTES_PER_US
+
+
+def shared_us(g: Geometry, itemsize: int) -> float:
+    """Microseconds to add elements one by one whose neighbours share an index."""
+    return g.numel * (SHARED_US if itemsize <= 4 else SHARED_WIDE_US)
 
 
 def scattered_us(g: Geometry, itemsize: int) -> float:
