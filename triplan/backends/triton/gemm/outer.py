@@ -20,10 +20,10 @@ from triplan.sku import SUPPORTED, Support, Target
 
 #: Longest k. Each power of two is one binary.
 MOST_K = 8
-#: Elements of C per program, by bytes of an element of the accumulator.
-ELEMENTS_OF_TILE = {4: 4096, 8: 2048}
-#: The same where such tiles would not fill the card.
-ELEMENTS_OF_SMALL_TILE = 1024
+#: Elements of C per program, by bytes of an element of the accumulator; and how often such tiles must fill the card.
+ELEMENTS_OF_TILE, FILLED = {4: 4096, 8: 2048}, 2
+#: Elements of smaller tiles, which are taken where larger ones would not fill the card.
+ELEMENTS_OF_SMALL_TILE, ELEMENTS_OF_LEAST_TILE = 1024, 256
 #: Most columns of a tile: a row of 512 bytes or more, of which each warp writes whole sectors. Untuned.
 MOST_COLUMNS = 256
 #: Microseconds of a kernel besides its programs.
@@ -45,9 +45,9 @@ def _power(n: int) -> int:
 
 def tile_of(desc: MatrixProductDescriptor, target: Target) -> OuterTile:
     """As wide along C's unit-stride axis as C is, up to ``MOST_COLUMNS``."""
-    elements = ELEMENTS_OF_TILE[desc.sums.itemsize]
-    if desc.operand("c").numel < 2 * elements * max(target.sm_count, 1):
-        elements = ELEMENTS_OF_SMALL_TILE
+    elements, numel, sms = ELEMENTS_OF_TILE[desc.sums.itemsize], desc.operand("c").numel, max(target.sm_count, 1)
+    if numel < FILLED * elements * sms:
+        elements = ELEMENTS_OF_SMALL_TILE if numel >= ELEMENTS_OF_SMALL_TILE * sms else ELEMENTS_OF_LEAST_TILE
     if unit_axis(desc.operand("c")) == 0:
         height = min(_power(desc.m), max(MOST_COLUMNS, elements // _power(desc.n)), elements)
         return OuterTile(height, min(elements // height, _power(desc.n)))

@@ -56,7 +56,7 @@ RELATIVE_TIME = {
 }
 #: Exponent p of the p-norm that combines the limits.
 LIMITS_POWER = 2.4
-#: Registers of a thread besides its accumulators.
+#: Registers of a thread besides its accumulators, and, in FMAs of f32, operands that are as many again.
 OTHER_REGISTERS = 56
 #: Bytes of shared memory that CUDA reserves for each block.
 RESERVED_SHARED_BYTES = 1024
@@ -68,10 +68,11 @@ def combined(*limits: float, power: float) -> float:
     return most and most * float(sum((x / most) ** power for x in limits) ** (1 / power))
 
 
-def resident_programs(tile: Tile, itemsize: int, target: Target) -> int:
+def resident_programs(desc: MatrixProductDescriptor, tile: Tile, target: Target) -> int:
     """Programs that one multiprocessor holds at a time."""
-    by_memory = target.shared_memory // (tile.shared_bytes(itemsize) + RESERVED_SHARED_BYTES)
-    by_registers = SM_REGISTERS // (32 * tile.warps * (tile.accumulators + OTHER_REGISTERS))
+    by_memory = target.shared_memory // (tile.shared_bytes(desc.element.itemsize) + RESERVED_SHARED_BYTES)
+    held = tile.accumulators * (2 if desc.multiplicands is MathPrecision.F32 else 1)
+    by_registers = SM_REGISTERS // (32 * tile.warps * (held + OTHER_REGISTERS))
     return max(1, min(by_memory, by_registers))
 
 
@@ -89,7 +90,7 @@ def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: i
     sms = max(target.sm_count, 1)
     programs = programs_of(desc, tile) * pieces
     steps = max(-(-desc.k // (tile.k * pieces)), 1)
-    resident = resident_programs(tile, itemsize, target)
+    resident = resident_programs(desc, tile, target)
     # Several resident programs overlap, so that half a wave costs half; a single one does not.
     waves = -(-programs // sms) if resident == 1 else max(programs / sms, 1.0)
 
