@@ -32,10 +32,8 @@ PIECES = (2, 4, 8, 16, 32, 64)
 PIECES_AT_ONCE = 16
 #: Microseconds of the second kernel for each further ``PIECES_AT_ONCE`` pieces. Untuned.
 PIECES_US = 0.6
-#: Most rows of a tile, by the precision of the multiplicands. Taller tiles serve products that fill the card anyhow;
-#: f32 and f64 have no registers for them.
-MAX_TILE_ROWS = {MathPrecision.F32: 32, MathPrecision.F64: 32}
-MAX_TILE_ROWS_ELSE = 64
+#: Most rows of a tile. Taller tiles serve products that fill the card anyhow.
+MAX_TILE_ROWS = 64
 #: Most accumulators per thread of tf32x3 with elementwise access. More spill.
 MAX_ACCUMULATORS_TF32X3 = 16
 #: Rows and columns of C per program of the second kernel, for C of few columns and of more: 16 bytes per thread of 4
@@ -76,10 +74,9 @@ def splits_with(tiles: Iterable[Tile], k: int) -> list[Split]:
 @fact
 def splits_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Split, ...]:
     """Every split of the tiles that are not too large."""
-    rows = MAX_TILE_ROWS.get(desc.multiplicands, MAX_TILE_ROWS_ELSE)
     three = desc.multiplicands is MathPrecision.TF32X3 and has_elementwise_access(desc)
     found = (t for t in tiles_of(desc, target) if not three or t.accumulators <= MAX_ACCUMULATORS_TF32X3)
-    return tuple(splits_with((t for t in found if t.m <= rows), desc.k))
+    return tuple(splits_with((t for t in found if t.m <= MAX_TILE_ROWS), desc.k))
 
 
 @fact

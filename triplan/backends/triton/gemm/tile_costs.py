@@ -10,16 +10,17 @@ Limits that are close to each other slow each other down, so a p-norm combines t
 
 The constants were fitted, by least squares of logarithms, to the times of all tiles in ``bench/results/gemm-*-sweep``
 (``python -m bench gemm --sweep``); ``tests/families/gemm/test_costs.py`` holds the resulting choices against those
-files. What was not measured, the other elements and sm80, is scaled by the peak rates of its units.
+files.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from triplan.backends.triton.common.card import SM_REGISTERS
 from triplan.backends.triton.gemm.matrices import elements_per_load, is_elementwise, is_row_major
-from triplan.backends.triton.gemm.tile_shapes import Tile, programs_of, tiles_of
+from triplan.backends.triton.gemm.tile_shapes import Tile, is_turned, programs_of, tiles_of
 from triplan.descriptors import Operand
 from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import ArchSku, MathPrecision, Target
@@ -36,27 +37,40 @@ BETWEEN_PROGRAMS_US = 2.4
 LATENCY_US = 0.71
 #: Microseconds that each 64 KiB of a step's operands add to its latency.
 LATENCY_64K_US = 0.43
-#: Microseconds of 1e6 floating-point operations (f16, sm90a) on one multiprocessor, by whether B is row-major.
-MFLOP_US = {True: 0.122, False: 0.237}
 #: Bytes per microsecond that reach one multiprocessor through pointers while all load, by whether B is row-major.
 FEED_BYTES_PER_US = {True: 2.36e5, False: 5.78e5}
 #: Microseconds of loading 1000 elements one by one into one multiprocessor: addresses, masks, shared memory. Set by
 #: hand from odd extents of about 2000 on an H200, which no sweep has.
 ELEMENTWISE_US = 0.07
-#: Time of one operation relative to f16 on sm90a. Peak rates; untuned, but for tf32x3 and f32 on sm90a, which were set
-#: by hand as ``ELEMENTWISE_US``: each factor of tf32x3 is split in registers, and FMAs wait for shared memory.
-RELATIVE_TIME = {
-    MathPrecision.F16: {ArchSku.SM90A: 1.0, ArchSku.SM80: 2.0},
-    MathPrecision.BF16: {ArchSku.SM90A: 1.0, ArchSku.SM80: 2.0},
-    MathPrecision.EXACT: {ArchSku.SM90A: 0.5, ArchSku.SM80: 1.0},
-    MathPrecision.TF32: {ArchSku.SM90A: 2.0, ArchSku.SM80: 4.0},
-    MathPrecision.TF32X3: {ArchSku.SM90A: 16.0, ArchSku.SM80: 12.0},
-    MathPrecision.F32: {ArchSku.SM90A: 24.0, ArchSku.SM80: 28.0},
-    MathPrecision.F64: {ArchSku.SM90A: 14.0, ArchSku.SM80: 32.0},
+#: The same where an element is transposed on its way into shared memory, for wgmma of tf32, by whether it is loaded
+#: one by one anyhow. From cubes of about 4096 on an H200.
+TRANSPOSED_US = {True: 0.18, False: 0.36}
+
+
+class MFlop(NamedTuple):
+    """Microseconds of 1e6 floating-point operations on one multiprocessor, by whether B is row-major."""
+
+    rows: float
+    columns: float
+
+
+#: Those of f16 on sm90a were fitted; f32, tf32, tf32x3 and f64 were set by hand, from products of about 4096 by 4096 on
+#: an H200. FMAs wait for shared memory, where a column-major B has conflicts between banks; each factor of tf32x3 is
+#: split in registers. The others are scaled by peak rates, untuned.
+MFLOP_US = {
+    MathPrecision.F16: {ArchSku.SM90A: MFlop(0.122, 0.237), ArchSku.SM80: MFlop(0.244, 0.474)},
+    MathPrecision.BF16: {ArchSku.SM90A: MFlop(0.122, 0.237), ArchSku.SM80: MFlop(0.244, 0.474)},
+    MathPrecision.EXACT: {ArchSku.SM90A: MFlop(0.061, 0.119), ArchSku.SM80: MFlop(0.122, 0.237)},
+    MathPrecision.TF32: {ArchSku.SM90A: MFlop(0.38, 0.38), ArchSku.SM80: MFlop(0.49, 0.95)},
+    MathPrecision.TF32X3: {ArchSku.SM90A: MFlop(2.3, 2.7), ArchSku.SM80: MFlop(1.5, 2.8)},
+    MathPrecision.F32: {ArchSku.SM90A: MFlop(2.9, 9.0), ArchSku.SM80: MFlop(3.4, 9.0)},
+    MathPrecision.F64: {ArchSku.SM90A: MFlop(2.35, 2.4), ArchSku.SM80: MFlop(3.9, 7.6)},
 }
+#: Factor on tf32 that is multiplied by mma.sync on sm90a, in place of wgmma.
+TF32_WITHOUT_WGMMA = 1.6
 #: Exponent p of the p-norm that combines the limits.
 LIMITS_POWER = 2.4
-#: Registers of a thread besides its accumulators, and, in FMAs of f32, operands that are as many again.
+#: Registers of a thread besides its accumulators. Those of f64 take two each; in FMAs of f32, operands take as many.
 OTHER_REGISTERS = 56
 #: Bytes of shared memory that CUDA reserves for each block.
 RESERVED_SHARED_BYTES = 1024
@@ -71,16 +85,22 @@ def combined(*limits: float, power: float) -> float:
 def resident_programs(desc: MatrixProductDescriptor, tile: Tile, target: Target) -> int:
     """Programs that one multiprocessor holds at a time."""
     by_memory = target.shared_memory // (tile.shared_bytes(desc.element.itemsize) + RESERVED_SHARED_BYTES)
-    held = tile.accumulators * (2 if desc.multiplicands is MathPrecision.F32 else 1)
+    held = tile.accumulators * (2 if desc.multiplicands in (MathPrecision.F32, MathPrecision.F64) else 1)
     by_registers = SM_REGISTERS // (32 * tile.warps * (held + OTHER_REGISTERS))
     return max(1, min(by_memory, by_registers))
 
 
-def _fed_us(o: Operand, elements: int, b_rows: bool) -> float:
+def _uses_wgmma(tile: Tile, target: Target) -> bool:
+    """Whether Triton multiplies 16-bit floats and tf32 by wgmma."""
+    return target.arch is ArchSku.SM90A and tile.m >= 64 and tile.warps >= 4
+
+
+def _fed_us(o: Operand, elements: int, b_rows: bool, transposed: bool) -> float:
     """Microseconds of loading a step's elements of a factor; ``b_rows``: whether B is row-major."""
-    itemsize = o.element.itemsize
+    if transposed:
+        return elements * TRANSPOSED_US[is_elementwise(o)] / 1000
     if not is_elementwise(o):
-        return elements * itemsize / FEED_BYTES_PER_US[b_rows]
+        return elements * o.element.itemsize / FEED_BYTES_PER_US[b_rows]
     return elements * ELEMENTWISE_US / 1000 / elements_per_load(o)
 
 
@@ -94,10 +114,17 @@ def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: i
     # Several resident programs overlap, so that half a wave costs half; a single one does not.
     waves = -(-programs // sms) if resident == 1 else max(programs / sms, 1.0)
 
-    relative = RELATIVE_TIME[desc.multiplicands].get(target.arch, 1.0)
-    computed = 2e-6 * tile.m * tile.n * tile.k * MFLOP_US[rows] * relative
+    rates = MFLOP_US[desc.multiplicands]
+    rate = rates.get(target.arch, rates[ArchSku.SM90A])
+    computed = 2e-6 * tile.m * tile.n * tile.k * (rate.rows if rows else rate.columns)
+    tf32, wgmma = desc.multiplicands is MathPrecision.TF32, _uses_wgmma(tile, target)
+    if tf32 and target.arch is ArchSku.SM90A and not wgmma:
+        computed *= TF32_WITHOUT_WGMMA
     a, b = desc.operand("a"), desc.operand("b")
-    fed = _fed_us(a, tile.m * tile.k, rows) + _fed_us(b, tile.n * tile.k, rows)
+    fed = sum(
+        _fed_us(o, extent * tile.k, rows and not tf32, tf32 and wgmma and is_turned(o))
+        for o, extent in ((a, tile.m), (b, tile.n))
+    )
     compute = waves * steps * (computed + fed)
 
     requested = (min(tile.m, max(desc.m, 1)) + tile.n) * tile.k * itemsize

@@ -10,7 +10,9 @@ from triplan.backends.triton.gemm.matrices import (
     has_elementwise_access,
     is_elementwise,
     lacks_unit_stride,
+    unit_axis,
 )
+from triplan.descriptors import Operand
 from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import ArchSku, ElementKind, MathPrecision, Target
 
@@ -55,35 +57,58 @@ TILES_2_BYTES = {
     ArchSku.CPU: (Tile(64, 128, 64, 4, 4), *_SMALL),
 }
 #: For f32 multiplied as tf32 on tensor cores.
-TILES_TF32 = (Tile(128, 128, 32, 8, 3), Tile(64, 64, 32, 4, 4), Tile(16, 64, 32, 4, 4))
+_TF32 = (Tile(128, 128, 32, 8, 3), Tile(64, 64, 32, 4, 4), Tile(16, 64, 32, 4, 4))
+TILES_TF32 = {ArchSku.SM80: _TF32, ArchSku.SM90A: (*_TF32, Tile(128, 256, 32, 8, 3)), ArchSku.CPU: _TF32}
+#: The same where k is not the unit-stride axis of a factor. wgmma reads tf32 along k alone, so each element would be
+#: transposed on its way into shared memory, at a quarter of the speed; two warps or fewer than 64 rows keep Triton from
+#: wgmma.
+TILES_TF32_TURNED = {
+    **TILES_TF32,
+    ArchSku.SM90A: (
+        Tile(64, 128, 32, 2, 3),
+        Tile(64, 64, 32, 2, 4),
+        Tile(64, 32, 32, 2, 4),
+        Tile(32, 64, 32, 4, 4),
+        Tile(16, 64, 32, 4, 4),
+    ),
+}
 #: The same with elementwise access: as ``tiles_invariant`` takes the first.
-TILES_TF32_ELEMENTWISE = (TILES_TF32[1], TILES_TF32[0], TILES_TF32[2])
+TILES_TF32_ELEMENTWISE = (_TF32[1], _TF32[0], _TF32[2])
 #: For tf32x3: each operand is split into two parts of tf32, which both take registers. On Hopper tiles of 64 rows would
 #: be multiplied by wgmma, which reads the parts of B from shared memory: they are written there, and waited for.
 TILES_TF32X3 = {
-    ArchSku.SM80: TILES_TF32[1:],
+    ArchSku.SM80: _TF32[1:],
     ArchSku.SM90A: (Tile(32, 128, 32, 4, 3), Tile(32, 64, 32, 4, 3), Tile(16, 64, 32, 4, 4)),
-    ArchSku.CPU: TILES_TF32[1:],
+    ArchSku.CPU: _TF32[1:],
 }
 #: For i8.
 TILES_I8 = (Tile(128, 128, 64, 8, 3), Tile(64, 64, 64, 4, 4), Tile(16, 64, 128, 4, 4))
 #: For f32 without tensor cores: the operands' registers bound the tile.
-TILES_F32 = (
+TILES_F32_ELEMENTWISE = (
     Tile(64, 64, 16, 4, 3),
     Tile(128, 128, 16, 8, 3),
     Tile(128, 64, 16, 8, 3),
     Tile(32, 32, 32, 4, 3),
+    Tile(16, 64, 32, 4, 3),
     Tile(16, 32, 32, 4, 3),
 )
-#: For f64, on tensor cores: accumulators take two registers each.
-TILES_F64 = (Tile(64, 64, 16, 8, 3), Tile(32, 32, 16, 2, 3))
+#: The same for a row-major B that vector loads can read.
+TILES_F32 = (*TILES_F32_ELEMENTWISE, Tile(64, 128, 32, 4, 2), Tile(64, 64, 32, 4, 2))
+#: For f64, on tensor cores.
+TILES_F64 = (
+    Tile(64, 64, 16, 2, 3),
+    Tile(64, 128, 16, 4, 3),
+    Tile(64, 64, 16, 4, 3),
+    Tile(32, 32, 16, 2, 3),
+    Tile(64, 64, 16, 8, 3),
+)
 #: For elements of 1 or 2 bytes with elementwise access: each element has an address of its own, of two registers.
 TILES_1_BYTE_ELEMENTWISE = (Tile(64, 64, 32, 4, 3), Tile(16, 64, 64, 4, 3))
 #: The same for 2 bytes, unless both factors are read one element at a time: about m, n, k = 4096, 2157, 2049 the large
 #: tile then took 1.09 times as long as the small one on an H200, but 0.8 times where one factor has vectors or words.
 TILES_2_BYTES_ELEMENTWISE = (*TILES_1_BYTE_ELEMENTWISE, Tile(128, 128, 32, 8, 3))
 
-#: Most accumulators per thread without register spills.
+#: Most registers of accumulators per thread without register spills.
 MAX_ACCUMULATORS = 128
 #: The same with the temporaries of an error function, elements of C0, or addresses of a second output.
 MAX_ACCUMULATORS_EPILOGUE = 64
@@ -92,8 +117,10 @@ MAX_ACCUMULATORS_ELEMENTWISE, MAX_ACCUMULATORS_ELEMENTWISE_EPILOGUE = 64, 32
 
 
 def max_accumulators(desc: MatrixProductDescriptor, elementwise: bool) -> int:
-    """Most accumulators per thread that do not spill. ``elementwise``: each element has an address of its own."""
+    """Most registers of accumulators per thread that do not spill. ``elementwise``: each element has an address of its
+    own."""
     heavy = desc.activation == "gelu" or desc.reads_c0 or desc.saves_pre
+    heavy = heavy or (desc.activation == "silu" and desc.multiplicands in (MathPrecision.TF32, MathPrecision.F64))
     if elementwise:
         heavy = heavy or lacks_unit_stride(desc)
         return MAX_ACCUMULATORS_ELEMENTWISE_EPILOGUE if heavy else MAX_ACCUMULATORS_ELEMENTWISE
@@ -102,20 +129,28 @@ def max_accumulators(desc: MatrixProductDescriptor, elementwise: bool) -> int:
 
 def tiles_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Tile, ...]:
     """The tiles that suit ``desc`` and fit ``target``; at least one."""
-    return tiles_for(desc, target, has_elementwise_access(desc))
+    turned = any(is_turned(desc.operand(name)) for name in "ab")
+    return tiles_for(desc, target, has_elementwise_access(desc), turned)
 
 
-def tiles_for(desc: MatrixProductDescriptor, target: Target, elementwise: bool) -> tuple[Tile, ...]:
-    """``tiles_of`` with elementwise access decided by the caller."""
+def is_turned(o: Operand) -> bool:
+    """Whether k is not the unit-stride axis of a factor."""
+    return unit_axis(o) != (1 if o.name == "a" else 0)
+
+
+def tiles_for(desc: MatrixProductDescriptor, target: Target, elementwise: bool, turned: bool) -> tuple[Tile, ...]:
+    """``tiles_of`` with elementwise access, and whether a factor ``is_turned``, decided by the caller."""
     itemsize, most = desc.element.itemsize, max_accumulators(desc, elementwise)
+    registers = 2 if desc.element is ElementKind.F64 else 1
     return tuple(
         t
-        for t in _candidates(desc, target, elementwise)
-        if t.accumulators <= most and (not target.is_gpu or t.shared_bytes(itemsize) <= target.shared_memory)
+        for t in _candidates(desc, target, elementwise, turned)
+        if t.accumulators * registers <= most
+        and (not target.is_gpu or t.shared_bytes(itemsize) <= target.shared_memory)
     )
 
 
-def _candidates(desc: MatrixProductDescriptor, target: Target, elementwise: bool) -> tuple[Tile, ...]:
+def _candidates(desc: MatrixProductDescriptor, target: Target, elementwise: bool, turned: bool) -> tuple[Tile, ...]:
     itemsize = desc.element.itemsize
     if itemsize == 2:
         if elementwise:
@@ -127,8 +162,10 @@ def _candidates(desc: MatrixProductDescriptor, target: Target, elementwise: bool
     if desc.multiplicands is MathPrecision.TF32X3:
         return TILES_TF32X3[target.arch]
     if desc.multiplicands is MathPrecision.TF32:
-        return TILES_TF32_ELEMENTWISE if elementwise else TILES_TF32
-    return TILES_F32 if desc.element is ElementKind.F32 else TILES_F64
+        return TILES_TF32_ELEMENTWISE if elementwise else (TILES_TF32_TURNED if turned else TILES_TF32)[target.arch]
+    if desc.element is ElementKind.F32:
+        return TILES_F32_ELEMENTWISE if elementwise or not is_turned(desc.operand("b")) else TILES_F32
+    return TILES_F64
 
 
 def programs_of(desc: MatrixProductDescriptor, tile: Tile) -> int:

@@ -16,9 +16,9 @@ from triplan.backends.triton.gemm.entries import ELEMENTS, for_products
 from triplan.backends.triton.gemm.guarantees import invariant_guarantee
 from triplan.backends.triton.gemm.matrices import is_elementwise, lacks_unit_stride, layout, vector_elements
 from triplan.backends.triton.gemm.tile_costs import tile_us
-from triplan.backends.triton.gemm.tile_shapes import Tile, max_accumulators, tiles_for
+from triplan.backends.triton.gemm.tile_shapes import Tile, is_turned, max_accumulators, tiles_for
 from triplan.descriptors.gemm import MatrixProductDescriptor
-from triplan.sku import Target
+from triplan.sku import MathPrecision, Target
 
 #: Factor on the cost: if ``tiles`` would launch the same tile, it ranks first, because it promises less.
 RANK_MARGIN = 1.001
@@ -35,15 +35,16 @@ def _is_elementwise(desc: MatrixProductDescriptor, fixed: Fixed) -> bool:
 
 def invariant_tile(desc: MatrixProductDescriptor, target: Target, fixed: Fixed = "b") -> Tile:
     """The tile for every m (every n if A is ``fixed``): 64 by 128 if there is one, else the largest."""
-    found = tiles_for(desc, target, _is_elementwise(desc, fixed))
+    found = tiles_for(desc, target, _is_elementwise(desc, fixed), is_turned(desc.operand(fixed)))
     return next((t for t in found if t.m == 64 and t.n == 128), found[0])
 
 
 def tile_class(desc: MatrixProductDescriptor, fixed: Fixed = "b") -> str:
     """All that ``invariant_tile`` depends on besides the multiplicands: equal ids then mean one tile."""
     elementwise = _is_elementwise(desc, fixed)
+    turned = desc.multiplicands is MathPrecision.TF32 and not elementwise and is_turned(desc.operand(fixed))
     # "apart": elementwise access; "lines": vector loads. Ids keep these names: a new name would be a new id.
-    return f"{'apart' if elementwise else 'lines'}-{max_accumulators(desc, elementwise)}"
+    return f"{'apart' if elementwise else 'lines'}-{max_accumulators(desc, elementwise)}{'-turned' * turned}"
 
 
 def numerics(desc: MatrixProductDescriptor) -> str:
