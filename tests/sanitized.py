@@ -42,6 +42,9 @@ def plans_of_samples(op: str, entry: str, target: tp.Target) -> Iterator[tp.Plan
             bare = desc.replace(n=1)
         elif entry == "realigned":
             bare = desc.replace(n=129, reads_c0=False, saves_pre=False)
+        elif entry == "repacked":
+            b = tp.Layout.strided(unit_axis=len(desc.operand("b").shape) - 2)
+            bare = desc.replace(layouts={"b": b}, reads_c0=False, saves_pre=False)
         elif entry == "separate_wgmma":
             bare = desc.replace(m=1025, n=1023, k=1023)
         elif entry.endswith(("wgmma", "windowed")) and op.startswith("conv2d"):

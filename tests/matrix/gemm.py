@@ -142,7 +142,7 @@ def asks(desc: Any, entry: str, name: str) -> Patterns:
         "gemv_kernel",
         "gemv_pieces_kernel",
         "outer_kernel",
-        "realign_kernel",
+        "matrix_copy_kernel",
     ):
         return (), ()
     if name.startswith("wgmma"):

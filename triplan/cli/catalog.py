@@ -137,7 +137,7 @@ def examples(cls: type[Descriptor], **fixed: Any) -> Iterator[Descriptor]:
             elif cls.category is OpCategory.CONV:
                 yield _with_channels_last(found)
             elif cls.category is OpCategory.GEMM:
-                yield from (found.replace(n=1), found.replace(k=1), found.replace(n=INNER + 1))
+                yield from (found.replace(n=1), found.replace(k=1), found.replace(n=INNER + 1), _by_columns(found))
         except InvalidProblem:
             continue
 
@@ -145,6 +145,11 @@ def examples(cls: type[Descriptor], **fixed: Any) -> Iterator[Descriptor]:
 def _turned(desc: Descriptor) -> Descriptor:
     """``desc`` with a first operand that is contiguous along another axis, for kernels that transpose."""
     return desc.replace(layouts={desc.operands()[0].name: Layout.strided(unit_axis=0)})
+
+
+def _by_columns(desc: Descriptor) -> Descriptor:
+    """``desc`` with a column-major second matrix: the B of a product."""
+    return desc.replace(layouts={o.name: Layout.strided(unit_axis=len(o.shape) - 2) for o in desc.operands()[1:2]})
 
 
 def _with_channels_last(desc: Descriptor) -> Descriptor:

@@ -11,7 +11,7 @@ from cases import H200, INTERPRETER, pinned, required
 from cases.gemm import COLUMN, LOOSE_COLUMN, backward, backward_grid, batched_grid, check, grid, plan_with
 
 import triplan as tp
-from triplan.backends.triton.gemm import realigned
+from triplan.backends.triton.gemm.copies import Copy
 
 ODD = tp.GemmDescriptor(m=2049, n=2047, k=2046, element="bf16", epilogue="bias_silu")
 
@@ -32,9 +32,9 @@ def test_what_is_copied(change: dict[str, Any], copies: str, padded: int) -> Non
     plan = required(ODD.replace(**change), "realigned", H200)
     names = [x.kernel.__name__ for x in plan.launches]
     factors = sum(x in copies for x in "ab")
-    assert names[:factors] == ["realign_kernel"] * factors
+    assert names[:factors] == ["matrix_copy_kernel"] * factors
     assert names[factors].startswith("wgmma")
-    assert names[factors + 1 :] == ["realign_kernel"] * ("c" in copies)
+    assert names[factors + 1 :] == ["matrix_copy_kernel"] * ("c" in copies)
     assert plan.workspace_size() == 2 * padded
 
 
@@ -81,24 +81,26 @@ def test_every_layout_on_the_gpu(element: str) -> None:
 
 @pytest.mark.interpret
 @pytest.mark.parametrize("batch", [0, 3])
-@pytest.mark.parametrize("unit", [0, 1, None])
-def test_copies_interpreted(batch: int, unit: int | None) -> None:
-    """A matrix into the workspace, in rows or columns of padded length, and C out of it, at any strides."""
+@pytest.mark.parametrize("lies", [0, 1, None])
+@pytest.mark.parametrize("unit", [0, 1])
+def test_copies_interpreted(batch: int, lies: int | None, unit: int) -> None:
+    """A matrix into the workspace, in rows or columns of padded length with zeros behind, and C out of it, at any
+    strides."""
     lead = (batch,) if batch else ()
-    lies = "strided" if unit is None else tp.Layout.strided(unit_axis=len(lead) + unit)
-    made: dict[str, Any] = {"m": 35, "n": 131, "k": 131, "element": "f16", "layouts": {"a": lies, "c": "strided"}}
+    layout = "strided" if lies is None else tp.Layout.strided(unit_axis=len(lead) + lies)
+    made: dict[str, Any] = {"m": 35, "n": 131, "k": 131, "element": "f16", "layouts": {"a": layout, "c": "strided"}}
     desc = tp.BatchedGemmDescriptor(batch=batch, **made) if batch else tp.GemmDescriptor(**made)
-    a, c = desc.operand("a"), desc.operand("c")
-    size, strides = realigned.copy_bytes(a), realigned.copy_strides(a)
-    assert strides[-2:] == ((1, 40) if unit == 0 else (136, 1))
-    launches = [realigned.copy_launch(a, 0), *([realigned.copy_launch(c, 0)] if unit != 0 else [])]
+    a, c = Copy(desc.operand("a"), unit), Copy(desc.operand("c"), unit)
+    assert a.strides[-2:] == ((1, 40) if unit == 0 else (136, 1))
     guarantee = next(e for e in tp.TABLE.rows(desc.op) if e.name == "realigned").guarantee
-    plan = plan_with(desc, "copies", launches, size, guarantee, INTERPRETER)
+    plan = plan_with(desc, "copies", [a.launch(0), c.launch(0)], a.nbytes, guarantee, INTERPRETER)
     x = torch.randn(*lead, 35, 200).half()[..., :131]
-    x = x.mT.contiguous().mT if unit == 0 else x
+    x = x.mT.contiguous().mT if lies == 0 else x
     b, y = torch.zeros(*lead, 131, 131).half(), torch.zeros(*lead, 131, 35).half().mT
     workspace = tp.Workspace.allocate(plan)
+    workspace.tensor.fill_(255)
     plan.run(tp.plan_type(desc.op).args_type(a=x, b=b, c=y), workspace)
-    if unit == 0:
-        y = workspace.tensor.view(torch.float16).as_strided(a.shape, strides)
     assert torch.equal(y, x)
+    rows = workspace.tensor.view(torch.float16).view(*lead, a.rows, a.leading)
+    assert torch.equal(rows[..., : a.columns], x.mT if unit == 0 else x)
+    assert not rows[..., a.columns :].any()

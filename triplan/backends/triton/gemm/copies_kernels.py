@@ -1,4 +1,4 @@
-"""Kernel of ``realigned``: copies of matrices between any strides."""
+"""Kernel of ``copies``: matrices between any strides."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -10,11 +10,12 @@ from triplan.backends.triton.common.overlap import begin
 
 
 @triton.jit
-def realign_kernel(
+def matrix_copy_kernel(
     source,
     out,
     rows,
-    columns,
+    source_columns,
+    out_columns,
     source_m,
     source_n,
     source_batch,
@@ -25,14 +26,16 @@ def realign_kernel(
     COLUMNS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """out[i] = source[i] of ``rows`` by ``columns`` elements, for each matrix i of the batch.
+    """out[i] = source[i] for each matrix i of the batch.
 
+    ``source`` (rows, source_columns), ``out`` (rows, out_columns): what only ``source`` has is left out, what only
+    ``out`` has is set to 0. They differ by less than a vector, so that one of the two is read or written in vectors.
     ``x_m``, ``x_n`` and ``x_batch`` are the strides of x's rows, columns and matrices; the last are None without a
     batch.
     """
     begin(OVERLAPS)
     program = tl.program_id(0)
-    across = tl.cdiv(columns, COLUMNS)
+    across = tl.cdiv(out_columns, COLUMNS)
     tiles = tl.cdiv(rows, ROWS) * across
     if out_batch is not None:
         product = (program // tiles).to(tl.int64)
@@ -41,6 +44,8 @@ def realign_kernel(
         out += product * out_batch
     row = (program // across).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = (program % across).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (row < rows)[:, None] & (column < columns)[None, :]
-    x = tl.load(source + row[:, None] * source_m + column[None, :] * source_n, mask=inside, other=0)
-    tl.store(out + row[:, None] * out_m + column[None, :] * out_n, x, mask=inside)
+    within = (row < rows)[:, None]
+    at = source + row[:, None] * source_m + column[None, :] * source_n
+    x = tl.load(at, mask=within & (column < source_columns)[None, :], other=0)
+    at = out + row[:, None] * out_m + column[None, :] * out_n
+    tl.store(at, x, mask=within & (column < out_columns)[None, :])
