@@ -23,7 +23,7 @@ from triplan.backends.triton.gemm.matrices import elements_per_load, is_elementw
 from triplan.backends.triton.gemm.tile_shapes import Tile, is_turned, programs_of, tiles_of
 from triplan.descriptors import Operand
 from triplan.descriptors.gemm import MatrixProductDescriptor
-from triplan.sku import ArchSku, MathPrecision, Target
+from triplan.sku import ArchSku, ElementKind, MathPrecision, Target
 from triplan.sku.facts import fact
 
 #: Microseconds of a kernel outside its steps along k.
@@ -39,6 +39,8 @@ LATENCY_US = 0.71
 LATENCY_64K_US = 0.43
 #: Bytes per microsecond that reach one multiprocessor through pointers while all load, by whether B is row-major.
 FEED_BYTES_PER_US = {True: 2.36e5, False: 5.78e5}
+#: The same of f64, which mma.sync reads from shared memory often. Set by hand, as the rates of its tiles.
+FEED_F64_BYTES_PER_US = 1.5e5
 #: Microseconds of loading 1000 elements one by one into one multiprocessor: addresses, masks, shared memory. Set by
 #: hand from odd extents of about 2000 on an H200, which no sweep has.
 ELEMENTWISE_US = 0.07
@@ -64,7 +66,7 @@ MFLOP_US = {
     MathPrecision.TF32: {ArchSku.SM90A: MFlop(0.38, 0.38), ArchSku.SM80: MFlop(0.49, 0.95)},
     MathPrecision.TF32X3: {ArchSku.SM90A: MFlop(2.3, 2.7), ArchSku.SM80: MFlop(1.5, 2.8)},
     MathPrecision.F32: {ArchSku.SM90A: MFlop(2.9, 9.0), ArchSku.SM80: MFlop(3.4, 9.0)},
-    MathPrecision.F64: {ArchSku.SM90A: MFlop(2.35, 2.4), ArchSku.SM80: MFlop(3.9, 7.6)},
+    MathPrecision.F64: {ArchSku.SM90A: MFlop(1.6, 1.6), ArchSku.SM80: MFlop(3.9, 7.6)},
 }
 #: Factor on tf32 that is multiplied by mma.sync on sm90a, in place of wgmma.
 TF32_WITHOUT_WGMMA = 1.6
@@ -72,6 +74,8 @@ TF32_WITHOUT_WGMMA = 1.6
 LIMITS_POWER = 2.4
 #: Registers of a thread besides its accumulators. Those of f64 take two each; in FMAs of f32, operands take as many.
 OTHER_REGISTERS = 56
+#: The same where halves are loaded one by one: no copy of two bytes is asynchronous, so that a step waits in registers.
+OTHER_REGISTERS_SINGLE = 100
 #: Bytes of shared memory that CUDA reserves for each block.
 RESERVED_SHARED_BYTES = 1024
 
@@ -82,11 +86,18 @@ def combined(*limits: float, power: float) -> float:
     return most and most * float(sum((x / most) ** power for x in limits) ** (1 / power))
 
 
+def _loads_single_halves(desc: MatrixProductDescriptor) -> bool:
+    """Whether elements of two bytes are loaded one by one."""
+    factors = (desc.operand("a"), desc.operand("b"))
+    return desc.element.itemsize == 2 and any(is_elementwise(o) and elements_per_load(o) <= 1 for o in factors)
+
+
 def resident_programs(desc: MatrixProductDescriptor, tile: Tile, target: Target) -> int:
     """Programs that one multiprocessor holds at a time."""
     by_memory = target.shared_memory // (tile.shared_bytes(desc.element.itemsize) + RESERVED_SHARED_BYTES)
     held = tile.accumulators * (2 if desc.multiplicands in (MathPrecision.F32, MathPrecision.F64) else 1)
-    by_registers = SM_REGISTERS // (32 * tile.warps * (held + OTHER_REGISTERS))
+    held += OTHER_REGISTERS_SINGLE if _loads_single_halves(desc) else OTHER_REGISTERS
+    by_registers = SM_REGISTERS // (32 * tile.warps * held)
     return max(1, min(by_memory, by_registers))
 
 
@@ -100,7 +111,8 @@ def _fed_us(o: Operand, elements: int, b_rows: bool, transposed: bool) -> float:
     if transposed:
         return elements * TRANSPOSED_US[is_elementwise(o)] / 1000
     if not is_elementwise(o):
-        return elements * o.element.itemsize / FEED_BYTES_PER_US[b_rows]
+        f64 = o.element is ElementKind.F64
+        return elements * o.element.itemsize / (FEED_F64_BYTES_PER_US if f64 else FEED_BYTES_PER_US[b_rows])
     return elements * ELEMENTWISE_US / 1000 / elements_per_load(o)
 
 
@@ -129,7 +141,8 @@ def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: i
 
     requested = (min(tile.m, max(desc.m, 1)) + tile.n) * tile.k * itemsize
     latency = LATENCY_US + LATENCY_64K_US * requested / 2**16
-    waiting = -(-programs // (sms * resident)) * steps * latency / max(tile.stages - 1, 1)
+    in_flight = 1 if _loads_single_halves(desc) else max(tile.stages - 1, 1)
+    waiting = -(-programs // (sms * resident)) * steps * latency / in_flight
 
     factors = itemsize * desc.k * (desc.m + desc.n)
     results = desc.out.itemsize * desc.m * desc.n * (1 + desc.reads_c0 + desc.saves_pre)

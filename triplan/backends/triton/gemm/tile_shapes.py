@@ -58,7 +58,11 @@ TILES_2_BYTES = {
 }
 #: For f32 multiplied as tf32 on tensor cores.
 _TF32 = (Tile(128, 128, 32, 8, 3), Tile(64, 64, 32, 4, 4), Tile(16, 64, 32, 4, 4))
-TILES_TF32 = {ArchSku.SM80: _TF32, ArchSku.SM90A: (*_TF32, Tile(128, 256, 32, 8, 3)), ArchSku.CPU: _TF32}
+TILES_TF32 = {
+    ArchSku.SM80: _TF32,
+    ArchSku.SM90A: (*_TF32, Tile(128, 256, 32, 8, 4), Tile(64, 64, 64, 4, 3)),
+    ArchSku.CPU: _TF32,
+}
 #: The same where k is not the unit-stride axis of a factor. wgmma reads tf32 along k alone, so each element would be
 #: transposed on its way into shared memory, at a quarter of the speed; two warps or fewer than 64 rows keep Triton from
 #: wgmma.
@@ -86,14 +90,13 @@ TILES_I8 = (Tile(128, 128, 64, 8, 3), Tile(64, 64, 64, 4, 4), Tile(16, 64, 128, 
 #: For f32 without tensor cores: the operands' registers bound the tile.
 TILES_F32_ELEMENTWISE = (
     Tile(64, 64, 16, 4, 3),
-    Tile(128, 128, 16, 8, 3),
-    Tile(128, 64, 16, 8, 3),
     Tile(32, 32, 32, 4, 3),
     Tile(16, 64, 32, 4, 3),
     Tile(16, 32, 32, 4, 3),
 )
-#: The same for a row-major B that vector loads can read.
-TILES_F32 = (*TILES_F32_ELEMENTWISE, Tile(64, 128, 32, 4, 2), Tile(64, 64, 32, 4, 2))
+#: The same where vector loads can read the factors, for a row-major B and for a column-major one.
+TILES_F32_ROWS = (*TILES_F32_ELEMENTWISE, Tile(64, 128, 32, 4, 2), Tile(64, 64, 32, 4, 2))
+TILES_F32_COLUMNS = (*TILES_F32_ELEMENTWISE, Tile(128, 128, 16, 8, 3))
 #: For f64, on tensor cores.
 TILES_F64 = (
     Tile(64, 64, 16, 2, 3),
@@ -104,9 +107,17 @@ TILES_F64 = (
 )
 #: For elements of 1 or 2 bytes with elementwise access: each element has an address of its own, of two registers.
 TILES_1_BYTE_ELEMENTWISE = (Tile(64, 64, 32, 4, 3), Tile(16, 64, 64, 4, 3))
-#: The same for 2 bytes, unless both factors are read one element at a time: about m, n, k = 4096, 2157, 2049 the large
-#: tile then took 1.09 times as long as the small one on an H200, but 0.8 times where one factor has vectors or words.
-TILES_2_BYTES_ELEMENTWISE = (*TILES_1_BYTE_ELEMENTWISE, Tile(128, 128, 32, 8, 3))
+#: The same for 2 bytes. Narrow tiles are for few columns or rows: on an H200 they take 0.65 of the time for 16 columns,
+#: 0.4 for 2, and 0.5 for 31 rows.
+TILES_2_BYTES_SINGLE = (
+    *TILES_1_BYTE_ELEMENTWISE,
+    Tile(64, 32, 32, 4, 3),
+    Tile(64, 16, 64, 4, 3),
+    Tile(32, 64, 64, 4, 3),
+)
+#: The same, unless both factors are read one element at a time: about m, n, k = 4096, 2157, 2049 the large tile then
+#: took 1.09 times as long as the small one on an H200, but 0.8 times where one factor has vectors or words.
+TILES_2_BYTES_ELEMENTWISE = (*TILES_2_BYTES_SINGLE, Tile(128, 128, 32, 8, 3))
 
 #: Most registers of accumulators per thread without register spills.
 MAX_ACCUMULATORS = 128
@@ -120,10 +131,10 @@ def max_accumulators(desc: MatrixProductDescriptor, elementwise: bool) -> int:
     """Most registers of accumulators per thread that do not spill. ``elementwise``: each element has an address of its
     own."""
     heavy = desc.activation == "gelu" or desc.reads_c0 or desc.saves_pre
-    heavy = heavy or (desc.activation == "silu" and desc.multiplicands in (MathPrecision.TF32, MathPrecision.F64))
     if elementwise:
         heavy = heavy or lacks_unit_stride(desc)
         return MAX_ACCUMULATORS_ELEMENTWISE_EPILOGUE if heavy else MAX_ACCUMULATORS_ELEMENTWISE
+    heavy = heavy or (desc.activation == "silu" and desc.multiplicands in (MathPrecision.TF32, MathPrecision.F64))
     return MAX_ACCUMULATORS_EPILOGUE if heavy else MAX_ACCUMULATORS
 
 
@@ -155,7 +166,7 @@ def _candidates(desc: MatrixProductDescriptor, target: Target, elementwise: bool
     if itemsize == 2:
         if elementwise:
             single = all(is_elementwise(o) and elements_per_load(o) <= 1 for o in map(desc.operand, "ab"))
-            return TILES_1_BYTE_ELEMENTWISE if single else TILES_2_BYTES_ELEMENTWISE
+            return TILES_2_BYTES_SINGLE if single else TILES_2_BYTES_ELEMENTWISE
         return TILES_2_BYTES[target.arch]
     if itemsize == 1:
         return TILES_1_BYTE_ELEMENTWISE if elementwise else TILES_I8
@@ -164,7 +175,9 @@ def _candidates(desc: MatrixProductDescriptor, target: Target, elementwise: bool
     if desc.multiplicands is MathPrecision.TF32:
         return TILES_TF32_ELEMENTWISE if elementwise else (TILES_TF32_TURNED if turned else TILES_TF32)[target.arch]
     if desc.element is ElementKind.F32:
-        return TILES_F32_ELEMENTWISE if elementwise or not is_turned(desc.operand("b")) else TILES_F32
+        if elementwise:
+            return TILES_F32_ELEMENTWISE
+        return TILES_F32_ROWS if is_turned(desc.operand("b")) else TILES_F32_COLUMNS
     return TILES_F64
 
 
