@@ -36,3 +36,9 @@ def pinned(desc: tp.Descriptor, kernel: str, target: tp.Target) -> tp.Plan[Any, 
         return required(desc, kernel, target)
     except tp.Unsupported:
         return None
+
+
+def repeats(plan: tp.Plan[Any, Any]) -> int:
+    """How often ``check_plan`` runs each of a grid's problems: on the CPU once, where programs run one after the other.
+    (``contracts/guarantees`` runs each entry again, over other rubbish.)"""
+    return 2 if plan.target.device_type == "cuda" else 1

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import triplan as tp
-from cases import CPU, required
+from cases import CPU, repeats, required
 from triplan.testing import check_plan, check_refusals
 
 INTERPRETED = ("tiles", "tiles_invariant")
@@ -34,9 +34,9 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
 )
 
 
-def check(plan: tp.Plan[Any, Any], seed: int, runs: int = 2) -> int:
+def check(plan: tp.Plan[Any, Any], seed: int) -> int:
     """The number of elements that were compared with the oracle, of a product or of its backward."""
-    return check_plan(plan, seed=seed, runs=runs).compared
+    return check_plan(plan, seed=seed, runs=repeats(plan)).compared
 
 
 def compared(problems: Iterable[tp.Descriptor], plan_of: Callable[[Any], tp.Plan[Any, Any] | None]) -> int:

@@ -9,7 +9,7 @@ import torch
 from proofs import norms, softmax
 
 import triplan as tp
-from cases import places
+from cases import places, repeats
 from triplan.testing import args_for, check_plan, oracle
 
 OPS = (*softmax.OPS, *norms.OPS)
@@ -45,7 +45,7 @@ def strided(desc: tp.Descriptor) -> tp.Descriptor:
 
 
 def check(plan: tp.Plan[Any, Any], seed: int = 0) -> int:
-    return check_plan(plan, seed=seed, runs=2).compared
+    return check_plan(plan, seed=seed, runs=repeats(plan)).compared
 
 
 PARAMETERS: tuple[dict[str, Any], ...] = (

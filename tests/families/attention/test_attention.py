@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import H200, places, required
+from cases import H200, places, repeats, required
 from proofs import run, target
 from torch.nn import functional
 
@@ -72,7 +72,8 @@ def test_every_case(where: str, kernel: str | None, op: str, case: str) -> None:
             fields = {**fields, "mask": "f64"}  # Triton's compiler fails with narrower ones
         if (element, case) != ("f64", "bool mask") or where == "cpu":  # likewise
             desc = build(op, strided=(number + len(element)) % 2 == 0, **options, **fields)
-            check_plan(required(desc, kernel, target(where)), runs=2, seed=number)
+            plan = required(desc, kernel, target(where))
+            check_plan(plan, runs=repeats(plan), seed=number)
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if "no" not in c and "packed" not in c and "dropout" not in c])

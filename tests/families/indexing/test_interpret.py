@@ -15,7 +15,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from cases import INTERPRETER, pinned, required
+from cases import INTERPRETER, pinned, repeats, required
 from cases.indexing import ENTRIES, OPS, POLICIES, accumulate_of, build, elements_of, grid
 from hypothesis import Phase, given, settings, strategies as st
 
@@ -42,7 +42,7 @@ def passes_of(row: str, seed: int) -> tuple[Values, ...]:
 
 
 def check(plan: tp.Plan[Any, Any], row: str, seed: int) -> int:
-    return check_plan(plan, seed=seed, runs=2, passes=passes_of(row, seed)).exact
+    return check_plan(plan, seed=seed, runs=repeats(plan), passes=passes_of(row, seed)).exact
 
 
 def plans(descs: Iterable[tp.Descriptor], row: str) -> list[tp.Plan[Any, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CPU, H200, INTERPRETER, WHERE, compiles, pinned, required
+from cases import CPU, H200, INTERPRETER, WHERE, compiles, pinned, repeats, required
 from cases.losses import build, strided
 from cases.rows import PLACES, SPECIAL as OF_ROWS, run
 from proofs import target
@@ -39,7 +39,7 @@ CHOICES: tuple[dict[str, Any], ...] = (
 
 
 def check(plan: tp.Plan[Any, Any], seed: int = 0, kinds: tuple[Values, ...] = ("unit", "special")) -> int:
-    return check_plan(plan, seed=seed, runs=2, passes=kinds).compared
+    return check_plan(plan, seed=seed, runs=repeats(plan), passes=kinds).compared
 
 
 def ran(plan: tp.Plan[Any, Any], **given: torch.Tensor) -> SimpleNamespace:
