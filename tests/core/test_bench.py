@@ -165,7 +165,7 @@ def test_slow_contestants_have_fewer_repeats_and_spread(gpu: Gpu) -> None:
     fast, slow = timing.device_times(contestants, 100, 0)
     assert (fast.repeats, slow.repeats, slow.median_us) == (100, 10, pytest.approx(50_000.0))
     between = "".join("s" if entry == "replay of 1" else "f" for entry in gpu.replays(110)).split("s")
-    assert {len(run) for run in between[1:-1]} == {10}
+    assert {len(run) for run in between[1:-1]} == {9, 10, 11}  # each round in another order
 
 
 @pytest.mark.parametrize("error", [RuntimeError("operation not permitted\nmore"), tp.Unsupported("not prepared")])

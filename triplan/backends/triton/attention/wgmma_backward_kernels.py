@@ -156,8 +156,7 @@ def load_dkdv(
 @gluon.jit
 def in_pieces(y):
     """The columns of an accumulator of 64 x 64 in another order, in which the 16 of a row that a thread holds, two of
-    every eight, are neighbours: they are stored in pieces of 16 bytes, straight from registers. (By TMA they would pass
-    through shared memory, of which the products leave no bandwidth.)"""
+    every eight, are neighbours: they are stored in pieces of 16 bytes, straight from registers."""
     # The layout that y has by then, but for the order in which a thread counts its elements.
     PIECES: gl.constexpr = gl.DistributedLinearLayout(
         reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [8, 0]],
