@@ -14,7 +14,6 @@ from triplan.backends.triton.common.offsets import padded_bytes
 from triplan.backends.triton.sorting import filtered_kernels as kernels
 from triplan.backends.triton.sorting.shared import (
     MOST,
-    PAIR_US,
     bits,
     descending,
     integers,
@@ -51,13 +50,17 @@ ALIGNED = 64
 SPAN = 16384
 #: Programs for each multiprocessor that are worth a division of the rows. Untuned.
 PROGRAMS = 2
-#: Microseconds that a program of one warp alone takes besides its reads: the bisection waits for each sum. Untuned.
-LATENCY_US = 6.0
-#: Keys of 4 bytes that a multiprocessor compares with the first ones of their groups in a microsecond: about 11
-#: instructions each, of which it issues 4000 warps' in that time. Untuned.
-SM_KEYS_PER_US = 12_000
-#: Microseconds of a multiprocessor that a warp takes to bisect over 32 bits: about 1500 instructions. Untuned.
-BISECTION_US = 0.4
+# Fitted to ``bench anywhere sorting``, seeds 1 (H100) and 2 (H200):
+#: Microseconds that a program alone takes besides its reads: the bisection waits for each sum.
+LATENCY_US = 4.8
+#: Microseconds of a multiprocessor for each program.
+PROGRAM_US = 0.11
+#: Keys that a multiprocessor compares with the first ones of their groups in a microsecond, by bytes of an element.
+SM_KEYS_PER_US = {1: 1400, 2: 2700, 4: 6750, 8: 1000}
+#: Microseconds of a multiprocessor that a warp takes to bisect over 32 bits.
+BISECTION_US = 0.094
+#: Microseconds for each pair of elements that are ranked: of a multiprocessor with many programs, and of one alone.
+PAIR_US, PAIR_ALONE_US = 8.3e-5, 1.9e-4
 
 
 @dataclass(frozen=True)
@@ -127,13 +130,13 @@ def supports(desc: Selection, target: Target) -> Support:
 
 def rank(desc: Selection, target: Target) -> float:
     """Each stage reads its elements once, and finds and ranks what is taken: by bytes, instructions, or latency."""
-    found, words, sms = 0.0, -(-desc.element.itemsize // 4), max(target.sm_count, 1)
+    found, sms, itemsize = 0.0, max(target.sm_count, 1), desc.element.itemsize
     for stage in stages(desc, target):
         programs = desc.rows * stage.parts
-        size = stage.longest * desc.element.itemsize
-        bisection = stage.warps * BISECTION_US * desc.element.itemsize / 4
-        each = stage.longest * words / SM_KEYS_PER_US + bisection + stage.k**2 * PAIR_US
-        alone = size / SM_BYTES_PER_US + LATENCY_US + stage.k**2 * PAIR_US
+        size, pairs = stage.longest * itemsize, stage.k**2
+        each = PROGRAM_US + stage.longest / SM_KEYS_PER_US[itemsize] + stage.warps * BISECTION_US * itemsize / 4
+        each += pairs * PAIR_US
+        alone = size / SM_BYTES_PER_US + LATENCY_US + pairs * PAIR_ALONE_US
         found += LAUNCH_US + max(programs * size / BYTES_PER_US, -(-programs // sms) * each, alone)
     return found
 

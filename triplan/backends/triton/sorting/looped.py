@@ -6,7 +6,7 @@ from triplan.backends.runtime.launch import Int, Launch, Scratch, power_of_two_i
 from triplan.backends.triton.common.card import LAUNCH_US, SM_BYTES_PER_US
 from triplan.backends.triton.common.offsets import ceil_power, padded_bytes
 from triplan.backends.triton.sorting import looped_kernels as kernels
-from triplan.backends.triton.sorting.shared import MOST, PAIR_US, key_constants, key_element, row_args, sorting_kernel
+from triplan.backends.triton.sorting.shared import MOST, key_constants, key_element, row_args, sorting_kernel
 from triplan.descriptors import KthValueDescriptor, TopKDescriptor
 from triplan.sku import SUPPORTED, ElementKind, Support, Target
 
@@ -16,11 +16,15 @@ BLOCK = 2048
 MOST_TAKEN = 1024
 #: Elements that are ranked at a time, by comparison with so many others at a time. Untuned.
 OWN, OTHERS = 32, 128
-#: Microseconds that a pass takes alone: it waits for reads, sums and a scan. Untuned.
-PASS_US = 2.0
+# Fitted to ``bench anywhere sorting``, seeds 1 (H100) and 2 (H200):
+#: Microseconds that a pass takes alone: it waits for reads, sums and a scan.
+PASS_US = 1.3
+#: Microseconds of a multiprocessor with many programs for each pass of one.
+SM_PASS_US = 0.067
 #: Keys whose digits one multiprocessor counts in a microsecond: a histogram compiles to about 100 instructions a key.
-#: Untuned.
-SM_DIGITS_PER_US = 2000
+SM_DIGITS_PER_US = 1500
+#: Microseconds for each pair of elements that are ranked: of a multiprocessor with many programs, and of one alone.
+PAIR_US, PAIR_ALONE_US = 1.05e-4, 3.1e-4
 
 
 def supports(desc: TopKDescriptor | KthValueDescriptor, target: Target) -> Support:
@@ -34,12 +38,12 @@ def supports(desc: TopKDescriptor | KthValueDescriptor, target: Target) -> Suppo
 
 
 def rank(desc: TopKDescriptor | KthValueDescriptor, target: Target) -> float:
-    """Each pass reads the row as fast as one multiprocessor can, or counts its digits. Untuned."""
+    """Each pass counts the digits of the row; or one program's latency is the limit."""
     passes, size = desc.element.itemsize + 1, desc.element.itemsize
-    each = desc.n * passes * max(size / SM_BYTES_PER_US, 1 / SM_DIGITS_PER_US)
-    if isinstance(desc, TopKDescriptor):
-        each += desc.k**2 * PAIR_US
-    return LAUNCH_US + passes * PASS_US + -(-desc.rows // max(target.sm_count, 1)) * each
+    pairs = desc.k**2 if isinstance(desc, TopKDescriptor) else 0
+    each = passes * (SM_PASS_US + desc.n / SM_DIGITS_PER_US) + pairs * PAIR_US
+    alone = passes * (PASS_US + desc.n * size / SM_BYTES_PER_US) + pairs * PAIR_ALONE_US
+    return LAUNCH_US + max(alone, -(-desc.rows // max(target.sm_count, 1)) * each)
 
 
 def block_of(desc: TopKDescriptor | KthValueDescriptor) -> tuple[int, int]:

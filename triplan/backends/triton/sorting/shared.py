@@ -25,8 +25,6 @@ INFINITY = {
 }
 #: Elements that have no sign.
 UNSIGNED = (ElementKind.U8, ElementKind.BOOL)
-#: Microseconds of a multiprocessor for each pair of elements that are ranked: about 4 instructions a lane. Untuned.
-PAIR_US = 3.4e-5
 #: Positions within a row are i32, also those of the last block's lanes, which may run past the end.
 MOST = 2**31 - 2**16
 
