@@ -94,17 +94,16 @@ TILES_F32_ELEMENTWISE = (
     Tile(16, 64, 32, 4, 3),
     Tile(16, 32, 32, 4, 3),
 )
-#: The same where vector loads can read the factors, for a row-major B and for a column-major one.
-TILES_F32_ROWS = (*TILES_F32_ELEMENTWISE, Tile(64, 128, 32, 4, 2), Tile(64, 64, 32, 4, 2))
-TILES_F32_COLUMNS = (*TILES_F32_ELEMENTWISE, Tile(128, 128, 16, 8, 3))
+#: The same where vector loads can read the factors: for a row-major B on sm90a, and otherwise.
+TILES_F32_ROWS = (*TILES_F32_ELEMENTWISE, Tile(64, 128, 32, 4, 2))
+TILES_F32 = (*TILES_F32_ELEMENTWISE, Tile(128, 128, 16, 8, 3))
 #: For f64, on tensor cores.
-TILES_F64 = (
-    Tile(64, 64, 16, 2, 3),
-    Tile(64, 128, 16, 4, 3),
-    Tile(64, 64, 16, 4, 3),
-    Tile(32, 32, 16, 2, 3),
-    Tile(64, 64, 16, 8, 3),
-)
+_F64 = (Tile(64, 64, 16, 8, 3), Tile(32, 32, 16, 2, 3))
+TILES_F64 = {
+    ArchSku.SM80: _F64,
+    ArchSku.SM90A: (Tile(64, 64, 16, 2, 3), Tile(64, 128, 16, 4, 3), Tile(64, 64, 16, 4, 3), *reversed(_F64)),
+    ArchSku.CPU: _F64,
+}
 #: For elements of 1 or 2 bytes with elementwise access: each element has an address of its own, of two registers.
 TILES_1_BYTE_ELEMENTWISE = (Tile(64, 64, 32, 4, 3), Tile(16, 64, 64, 4, 3))
 #: The same for 2 bytes. Narrow tiles are for few columns or rows: on an H200 they take 0.65 of the time for 16 columns,
@@ -177,8 +176,8 @@ def _candidates(desc: MatrixProductDescriptor, target: Target, elementwise: bool
     if desc.element is ElementKind.F32:
         if elementwise:
             return TILES_F32_ELEMENTWISE
-        return TILES_F32_ROWS if is_turned(desc.operand("b")) else TILES_F32_COLUMNS
-    return TILES_F64
+        return TILES_F32_ROWS if is_turned(desc.operand("b")) and target.arch is ArchSku.SM90A else TILES_F32
+    return TILES_F64[target.arch]
 
 
 def programs_of(desc: MatrixProductDescriptor, tile: Tile) -> int:
