@@ -19,7 +19,12 @@ from triplan.backends.triton.gemm import split_k_kernels as kernels
 from triplan.backends.triton.gemm.arguments import epilogue_arguments, extent, pointer, product_arguments
 from triplan.backends.triton.gemm.entries import ELEMENTS, for_products
 from triplan.backends.triton.gemm.guarantees import guarantee
-from triplan.backends.triton.gemm.matrices import I32_COUNTER_LIMIT, has_elementwise_access, layout
+from triplan.backends.triton.gemm.matrices import (
+    I32_COUNTER_LIMIT,
+    has_elementwise_access,
+    lacks_unit_stride,
+    layout,
+)
 from triplan.backends.triton.gemm.tile_costs import tile_us
 from triplan.backends.triton.gemm.tile_shapes import Tile, programs_of, tiles_of
 from triplan.descriptors.gemm import MatrixProductDescriptor
@@ -34,8 +39,8 @@ PIECES_AT_ONCE = 16
 PIECES_US = 0.6
 #: Most rows of a tile. Taller tiles serve products that fill the card anyhow.
 MAX_TILE_ROWS = 64
-#: Most accumulators per thread of tf32x3 with elementwise access. More spill.
-MAX_ACCUMULATORS_TF32X3 = 16
+#: Most accumulators per thread of tf32x3 with elementwise access, and of f32 without unit stride. More spill.
+MAX_ACCUMULATORS_ELEMENTWISE = 16
 #: Rows and columns of C per program of the second kernel, for C of few columns and of more: 16 bytes per thread of 4
 #: warps.
 SUM_TALL, SUM_WIDE = (64, 8), (4, 128)
@@ -74,8 +79,10 @@ def splits_with(tiles: Iterable[Tile], k: int) -> list[Split]:
 @fact
 def splits_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Split, ...]:
     """Every split of the tiles that are not too large."""
-    three = desc.multiplicands is MathPrecision.TF32X3 and has_elementwise_access(desc)
-    found = (t for t in tiles_of(desc, target) if not three or t.accumulators <= MAX_ACCUMULATORS_TF32X3)
+    spills = (desc.multiplicands is MathPrecision.TF32X3 and has_elementwise_access(desc)) or (
+        desc.multiplicands is MathPrecision.F32 and lacks_unit_stride(desc)
+    )
+    found = (t for t in tiles_of(desc, target) if not spills or t.accumulators <= MAX_ACCUMULATORS_ELEMENTWISE)
     return tuple(splits_with((t for t in found if t.m <= MAX_TILE_ROWS), desc.k))
 
 
