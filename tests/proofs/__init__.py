@@ -119,7 +119,7 @@ def cases(
     where: str, op: str, entry: tp.KernelRow, n: int, kind: Kind = "cancelling"
 ) -> Iterator[tuple[Problem, tp.Plan[Any, Any]]]:
     """A problem and its plan for each element and option that the entry takes: ``n`` contributions, or a tenth of that
-    where the entry is for small problems, or 24 (wgmma adds up 16 products at once, in no order), 8 or 2. In the
+    where the entry is for small problems, or 48 (wgmma adds up 16 products at once, in no order), 8 or 2. In the
     interpreter, which is slow, elements and options take turns."""
     family = FAMILIES[op]
     fewer = [e for e in entry.elements if where == "interpret" and e in INTERPRETED]
@@ -129,7 +129,7 @@ def cases(
         turns = range(max(len(elements), len(options)))
         pairs = [(elements[i % len(elements)], options[i % len(options)]) for i in turns]
     for element, option in pairs:
-        for count in (n, max(n // 20, 4) * 2, 24, 8, 2):
+        for count in (n, max(n // 20, 4) * 2, 48, 8, 2):
             problem = family.make(count, element, kind, **option)
             plan = pinned(problem.desc, entry.name, target(where))
             if plan is not None:
