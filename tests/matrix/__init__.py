@@ -5,9 +5,9 @@ Of other ops the problems of the proofs are built.
 
 Thousands of binaries follow. Those that are built cover them. Of each kernel function, for each architecture: every
 element, and every constant that selects code. For one architecture or the other: every parameter type and promise of
-divisibility, every tile, and every area of a tile with every element; also every element of each entry. Registers spill
-because of tiles and elements, and vector widths follow from types and promises, on either architecture, so that what
-would break one of the others breaks one of those.
+divisibility, every tile, and every area of a tile with every width of elements; also every element of each entry.
+Registers spill because of tiles and widths, and vectors follow from types and promises, on either architecture, so that
+what would break one of the others breaks one of those.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ FLOAT_ADDITION = re.compile(FLOAT_ATOMIC.pattern.replace(r"cas\b|", ""))
 #: Of a parameter's type: what it points to, or what its tensor map describes.
 HELD = re.compile(r"(?:\*|tensordesc<)\w+")
 FLOATING = re.compile(r"(?:\*|tensordesc<)(?:fp|bf)")
+#: Registers hold either in the same space.
+HALF = re.compile("fp16|bf16")
 #: Numbers that are no sizes: they select code, or follow from the element, as the largest value of a type does.
 NO_SIZES = {"ACROSS", "ALONG", "BITS", "FINISH", "FLAGS", "IDENTITY", "INFINITY", "KIND", "MAP", "STATES", "VALUE"}
 VECTORS = r"\.v4\.b32|\.v2\.b64"
@@ -93,9 +95,9 @@ class Binary:
         return next(iter(self.elements), "")
 
     def sizes(self) -> Iterator[Hashable]:
-        """What registers depend on: elements for every area of a tile, and functions for every element and area."""
+        """What registers depend on: widths for every area of a tile, and functions for every width and area."""
         s = self.source
-        elements = frozenset(t for t in self.elements if FLOATING.match(t))
+        elements = frozenset(HALF.sub("half", t) for t in self.elements if FLOATING.match(t))
         functions = tuple(v.__name__ for _, v in s.constexprs if hasattr(v, "__name__"))
         area = prod(v for n, v in self.tile if str(n).startswith("BLOCK")) // s.num_warps
         yield elements, self.work
@@ -120,13 +122,13 @@ class Binary:
     def facets(self, most: bool) -> set[Hashable]:
         """What building it shows; all that is to be shown of a family is the union over its binaries.
 
-        Those of few binaries are one of each kernel, of each entry and of each element, for each architecture.
+        Those of few binaries are one of each kernel and of each element, and one of each entry for each architecture.
         """
         s = self.source
         kernel = (s.name, self.arch)
-        found: set[Hashable] = {kernel, (self.element, self.arch), *((*e, self.arch) for e in self.entries)}
+        found: set[Hashable] = {s.name, self.element, *((*e, self.arch) for e in self.entries)}
         if not self.may_spill:
-            found.add((*kernel, "spills"))
+            found.add((s.name, "spills"))
         if most:
             found |= {(*kernel, self.element), *self.users}
             found |= {(self.arch, *user, s.name) for user in self.unordered}
