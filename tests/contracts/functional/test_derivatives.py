@@ -82,8 +82,8 @@ def test_graphs_refuse_forward_mode(name: str, device: str) -> None:
     ("backend", "dynamic", "name"),
     [
         *(("aot_eager", dynamic, name) for dynamic in (False, True) for name in NAMES),
-        # It compiles for long: a few stand for all.
-        *(("inductor", None, name) for name in ("gather", "scatter_add_", "linear", "addmm")),
+        # It calls a C++ compiler for each graph: one that writes an argument and one that does not stand for all.
+        *(("inductor", None, name) for name in ("scatter_add_", "linear")),
     ],
 )
 @pytest.mark.usefixtures("fresh_compiler")

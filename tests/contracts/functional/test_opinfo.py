@@ -6,6 +6,7 @@ holds what is left to do: it may only shrink. ``op_db`` is imported within the t
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from cases.functional import DEVICES
@@ -259,17 +261,25 @@ def listed() -> dict[str, int]:
     return found
 
 
+def seed_the_cpu(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed)
+
+
 @pytest.fixture
-def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch looks for its own test in the stack, for 50 ms, twice each time that it is asked for samples."""
+def hastened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch looks for its own test in the stack, for 50 ms, twice each time that it is asked for samples. For each
+    sample it seeds the generators of all devices, and prints the stack for each kind of device that is not there."""
     from torch.testing._internal import common_utils
     from torch.testing._internal.opinfo import core
 
     for module in (common_utils, core):
         monkeypatch.setattr(module, "extract_test_fn", lambda: None, raising=False)
+    monkeypatch.setattr(common_utils, "set_rng_seed", seed_the_cpu)
 
 
-@pytest.mark.usefixtures("deterministic", "unnamed")
+@pytest.mark.usefixtures("deterministic", "hastened")
 @pytest.mark.parametrize("device_type", DEVICES)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.filterwarnings("ignore")  # torch's samples are not warnings' subject
