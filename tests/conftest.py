@@ -13,7 +13,6 @@ import pytest
 import torch
 from cases.functional import DEVICES
 from hypothesis import HealthCheck, settings
-from libdevice import link_parts
 from replaying import forget
 from samples import SetConstant, family_of as family_of_op
 
@@ -36,7 +35,6 @@ settings.load_profile("triplan")
 torch.backends.cudnn.allow_tf32 = False
 # Lines of the source in binaries change no instruction, and take an eighth of the time of compiling.
 os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")
-link_parts()
 # torch.compile's workers would import torch, each for a graph or two.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
