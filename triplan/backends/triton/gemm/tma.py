@@ -14,7 +14,7 @@ from triplan.backends.triton.gemm.matrices import (
     unit_axis,
     vector_elements,
 )
-from triplan.backends.triton.gemm.rings import RINGS, Ring, tiles_in
+from triplan.backends.triton.gemm.rings import RINGS, Ring, rings_of, tiles_in
 from triplan.descriptors.gemm import MatrixProductDescriptor, MultiplyingDescriptor
 from triplan.sku import SUPPORTED, ElementKind, Support, Target
 from triplan.sku.facts import fact
@@ -115,6 +115,8 @@ def supports(desc: MatrixProductDescriptor, target: Target, roomy: bool = False)
         return Support.no(f"m, n, k = {desc.m}, {desc.n}, {desc.k}: TMA coordinates have 31 bits")
     if (most := max(tiles_in(desc, ring) for ring in RINGS)) >= I32_COUNTER_LIMIT:
         return Support.no(f"c has up to {most} tiles, which are counted in 31 bits")
+    if not all(rings_of(desc, target, specialised) for specialised in (True, False)):
+        return Support.no(f"no ring fits {target.shared_memory} bytes of shared memory")
     if desc.has_bias and not is_contiguous(desc.operand("bias")):
         return Support.no("bias is promised no unit stride")
     if reason := next((reason for name in "abc" if (reason := unmappable(desc, name))), ""):
