@@ -41,7 +41,7 @@ def check_plan(
     *,
     device: torch.device | str | None = None,
     seed: int = 0,
-    runs: int | None = None,
+    runs: int = 3,
     passes: Sequence[Values] | None = None,
     indices: Indices | None = None,
     given: Mapping[str, torch.Tensor] | None = None,
@@ -62,14 +62,12 @@ def check_plan(
             what among the inputs, and what sum|terms| is.
         device: by default the current device of the plan's target.
         seed: for everything that is drawn.
-        runs: runs per pass; at least 2 to test determinism. By default 3 on a GPU, where programs race, and 2 on the
-            CPU, where they run one after the other.
+        runs: runs per pass; at least 2 to test determinism.
         passes: kinds of values; the default depends on the op's rules and the guarantee.
         indices: as ``args_for`` takes it.
         given: values for some operands instead of drawn ones, as ``args_for`` takes them.
     """
     where = torch.device(plan.target.device_type if device is None else device)
-    runs = runs or (3 if where.type == "cuda" else 2)
     guarantees, rules = _guarantees(plan), TABLE.reference(plan.descriptor.op).checks
     total = CheckReport(0, 0, 0, 0)
     kinds: Sequence[Any] = passes or rules.passes or _default_passes(guarantees.values())
