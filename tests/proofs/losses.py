@@ -16,7 +16,7 @@ from proofs.rows import LONG_ROWS, Rows
 
 def size(n: int, long: bool) -> tuple[int, int]:
     """Rows and classes, where there are to be ``n`` contributions: long rows take several blocks of any kernel."""
-    return (max(n // 100, LONG_ROWS), 20_011) if long else (max(n // 8, 16), 1030)
+    return (max(n // 100, LONG_ROWS), 20_011) if long else (max(n // 8, 32), 1030)
 
 
 class Loss(Rows):
