@@ -11,7 +11,7 @@ from cases import H200, INTERPRETER, pinned, required
 from cases.gemm import COLUMN, LOOSE_COLUMN, backward, backward_grid, batched_grid, check, grid, plan_with
 
 import triplan as tp
-from triplan.backends.triton.gemm.copies import Copy
+from triplan.backends.triton.gemm.copies import MatrixCopy
 
 ODD = tp.GemmDescriptor(m=2049, n=2047, k=2046, element="bf16", epilogue="bias_silu")
 
@@ -90,7 +90,7 @@ def test_copies_interpreted(batch: int, lies: int | None, unit: int) -> None:
     layout = "strided" if lies is None else tp.Layout.strided(unit_axis=len(lead) + lies)
     made: dict[str, Any] = {"m": 35, "n": 131, "k": 131, "element": "f16", "layouts": {"a": layout, "c": "strided"}}
     desc = tp.BatchedGemmDescriptor(batch=batch, **made) if batch else tp.GemmDescriptor(**made)
-    a, c = Copy(desc.operand("a"), unit), Copy(desc.operand("c"), unit)
+    a, c = MatrixCopy(desc.operand("a"), unit), MatrixCopy(desc.operand("c"), unit)
     assert a.strides[-2:] == ((1, 40) if unit == 0 else (136, 1))
     guarantee = next(e for e in tp.TABLE.rows(desc.op) if e.name == "realigned").guarantee
     plan = plan_with(desc, "copies", [a.launch(0), c.launch(0)], a.nbytes, guarantee, INTERPRETER)

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
-from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
+from triplan.backends.runtime.launch import Arg, Copy, Int, Launch, Ptr, Scratch, Stride, TensorMap
 from triplan.backends.triton.common.card import OVERLAPPED_LAUNCH_US
 from triplan.backends.triton.common.offsets import bits, padded_bytes
 from triplan.backends.triton.gemm import copies_kernels as kernels
 from triplan.backends.triton.gemm.arguments import extent, matrix_strides
 from triplan.backends.triton.gemm.matrices import vector_elements
 from triplan.descriptors import Layout, Operand
+from triplan.descriptors.gemm import MatrixProductDescriptor
+from triplan.sku import SUPPORTED, Support
 
+D = TypeVar("D", bound=MatrixProductDescriptor)
 #: Rows and columns of a copy per program: 32 elements per thread. Columns lie along the copy's unit-stride axis.
 ROWS, COLUMNS = 32, 128
 #: Bytes per microsecond that a copy reads and writes: 464 MB of 16-bit elements with odd rows in 196 us on an H200.
 COPY_BYTES_PER_US = 2.3e6
 
 
-class Copy(NamedTuple):
+class MatrixCopy(NamedTuple):
     """An operand, and the axis (0 or 1) of each of its matrices along which the copy is contiguous. The other axis's
     stride is rounded up to a multiple of 16 bytes."""
 
@@ -92,7 +96,14 @@ class Copy(NamedTuple):
         return Launch(kernels.matrix_copy_kernel, self.programs, found, constants, overlaps=True)
 
 
-def offsets(copies: Sequence[Copy]) -> dict[str, int]:
+def counted(copies: Sequence[MatrixCopy]) -> Support:
+    """Whether a grid can hold the programs of each copy."""
+    if any(copy.programs >= 2**31 for copy in copies):
+        return Support.no("2**31 programs of a copy; a grid holds fewer")
+    return SUPPORTED
+
+
+def offsets(copies: Sequence[MatrixCopy]) -> dict[str, int]:
     """By operand, where each copy begins in the workspace."""
     found, end = {}, 0
     for copy in copies:
@@ -101,6 +112,35 @@ def offsets(copies: Sequence[Copy]) -> dict[str, int]:
     return found
 
 
-def workspace_bytes(copies: Sequence[Copy]) -> int:
+def workspace_bytes(copies: Sequence[MatrixCopy]) -> int:
     """Of all copies."""
     return sum(padded_bytes(copy.nbytes) for copy in copies)
+
+
+def of_copies(desc: D, copies: Sequence[MatrixCopy]) -> D:
+    """The problem with copies in place of operands."""
+    return desc.replace(layouts={**dict(desc.layouts), **{copy.operand.name: copy.layout for copy in copies}})
+
+
+def around(copies: Sequence[MatrixCopy], launches: Sequence[Launch]) -> list[Launch]:
+    """``launches`` of ``of_copies``, on the copies: those of inputs before them, that of an output after them. The
+    launches' own workspace lies behind the copies."""
+    found, begins = {copy.operand.name: copy for copy in copies}, offsets(copies)
+
+    def replaced(arg: Arg) -> Arg:
+        if isinstance(arg, Scratch):
+            return replace(arg, offset=arg.offset + workspace_bytes(copies))
+        copy = found.get(getattr(arg, "operand", ""))
+        if copy is None:
+            return arg
+        begin = begins[copy.operand.name]
+        if isinstance(arg, Ptr):
+            return Scratch(begin, arg.element)
+        if isinstance(arg, Stride):
+            return Int(copy.strides[arg.axis], wide=True, divisibility=arg.divisibility)
+        return replace(arg, copy=Copy(begin, copy.operand.shape, copy.strides)) if isinstance(arg, TensorMap) else arg
+
+    inputs = [copy.launch(begins[copy.operand.name]) for copy in copies if not copy.operand.is_written]
+    outputs = [copy.launch(begins[copy.operand.name]) for copy in copies if copy.operand.is_written]
+    main = [replace(x, args={name: replaced(arg) for name, arg in x.args.items()}) for x in launches]
+    return [*inputs, *main, *outputs]

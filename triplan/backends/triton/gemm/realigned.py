@@ -7,13 +7,12 @@ streaming the matrices twice, which large products outweigh many times. A copy o
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
-from triplan.backends.runtime.launch import Arg, Copy as Copied, Launch, TensorMap
+from triplan.backends.runtime.launch import Launch
 from triplan.backends.table import Build
-from triplan.backends.triton.gemm import tma, wgmma, wgmma_tiles
-from triplan.backends.triton.gemm.copies import Copy, offsets, workspace_bytes
+from triplan.backends.triton.gemm import copies, tma, wgmma, wgmma_tiles
+from triplan.backends.triton.gemm.copies import MatrixCopy
 from triplan.backends.triton.gemm.entries import for_products, hopper_kernel
 from triplan.backends.triton.gemm.guarantees import guarantee
 from triplan.backends.triton.gemm.matrices import layout, unit_axis, vector_elements
@@ -24,33 +23,20 @@ from triplan.sku.facts import fact
 
 
 @fact
-def moved(desc: MatrixProductDescriptor) -> tuple[Copy, ...]:
+def moved(desc: MatrixProductDescriptor) -> tuple[MatrixCopy, ...]:
     """The matrices that are copied: those that TMA cannot map, and a C whose rows would be written beyond their end.
 
     A copy is contiguous along the operand's own unit-stride axis, or that of rows; of C always that.
     """
     over = desc.n % vector_elements(desc.out.itemsize) != 0
     found = (desc.operand(x) for x in "abc" if tma.unmappable(desc, x) or (x == "c" and over))
-    return tuple(Copy(o, 0 if unit_axis(o) == 0 and o.name != "c" else 1) for o in found)
+    return tuple(MatrixCopy(o, 0 if unit_axis(o) == 0 and o.name != "c" else 1) for o in found)
 
 
 @fact
 def _inner(desc: MatrixProductDescriptor) -> MatrixProductDescriptor:
     """The problem on the copies."""
-    return desc.replace(layouts={**dict(desc.layouts), **{copy.operand.name: copy.layout for copy in moved(desc)}})
-
-
-def _on_copies(desc: MatrixProductDescriptor, launch: Launch) -> Launch:
-    """A launch of the inner kernel, with copies in place of operands."""
-    found, begins = {copy.operand.name: copy for copy in moved(desc)}, offsets(moved(desc))
-
-    def replaced(arg: Arg) -> Arg:
-        if isinstance(arg, TensorMap) and arg.operand in found:
-            copy = found[arg.operand]
-            return replace(arg, copy=Copied(begins[arg.operand], copy.operand.shape, copy.strides))
-        return arg
-
-    return replace(launch, args={name: replaced(arg) for name, arg in launch.args.items()})
+    return copies.of_copies(desc, moved(desc))
 
 
 def _kernel_of(inner: MatrixProductDescriptor, target: Target) -> Build:
@@ -63,22 +49,21 @@ def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
     """Whether TMA cannot map a matrix as it lies, but can map the copies."""
     if not moved(desc):
         return Support.no("TMA can map every matrix as it lies")
-    if any(copy.programs >= 2**31 for copy in moved(desc)):
-        return Support.no("2**31 programs of a copy; a grid holds fewer")
-    return tma.supports(_inner(desc), target, roomy="c" in offsets(moved(desc)))
+    roomy = any(copy.operand.name == "c" for copy in moved(desc))
+    return copies.counted(moved(desc)) and tma.supports(_inner(desc), target, roomy)
 
 
 def rank(desc: MatrixProductDescriptor, target: Target) -> float:
     """Estimated microseconds."""
-    inner, copies = _inner(desc), sum(copy.cost_us for copy in moved(desc))
+    inner, moved_us = _inner(desc), sum(copy.cost_us for copy in moved(desc))
     if isinstance(inner, GemmDescriptor):
-        return copies + min(wgmma.rank(inner, target), wgmma_tiles.rank(inner, target))
-    return copies + wgmma.rank(inner, target)
+        return moved_us + min(wgmma.rank(inner, target), wgmma_tiles.rank(inner, target))
+    return moved_us + wgmma.rank(inner, target)
 
 
 def workspace(desc: MatrixProductDescriptor, target: Target) -> int:
     """Bytes of the copies; none for an empty C."""
-    return workspace_bytes(moved(desc)) if desc.operand("c").numel else 0
+    return copies.workspace_bytes(moved(desc)) if desc.operand("c").numel else 0
 
 
 @for_products(
@@ -95,8 +80,5 @@ def workspace(desc: MatrixProductDescriptor, target: Target) -> int:
 def realigned(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
     if desc.operand("c").numel == 0:
         return []
-    inner, copies, begins = _inner(desc), moved(desc), offsets(moved(desc))
-    main = _kernel_of(inner, target)(inner, target)
-    first = [copy.launch(begins[copy.operand.name]) for copy in copies if not copy.operand.is_written]
-    last = [copy.launch(begins[copy.operand.name]) for copy in copies if copy.operand.is_written]
-    return [*first, *(_on_copies(desc, x) for x in main), *last]
+    inner = _inner(desc)
+    return copies.around(moved(desc), _kernel_of(inner, target)(inner, target))

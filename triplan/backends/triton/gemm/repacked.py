@@ -7,13 +7,12 @@ long. Copies in the workspace take as long as streaming the factors twice, which
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
-from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, Scratch, Stride
+from triplan.backends.runtime.launch import Launch
 from triplan.backends.table import kernel
-from triplan.backends.triton.gemm import split_k, tiles
-from triplan.backends.triton.gemm.copies import Copy, offsets, workspace_bytes
+from triplan.backends.triton.gemm import copies, split_k, tiles
+from triplan.backends.triton.gemm.copies import MatrixCopy
 from triplan.backends.triton.gemm.entries import for_products
 from triplan.backends.triton.gemm.guarantees import guarantee
 from triplan.backends.triton.gemm.matrices import is_elementwise, layout
@@ -27,13 +26,13 @@ DEPTH = 4
 
 
 @fact
-def moved(desc: MatrixProductDescriptor) -> tuple[Copy, ...]:
+def moved(desc: MatrixProductDescriptor) -> tuple[MatrixCopy, ...]:
     """The factors that are copied: for FMAs to a row-major B, for tf32 to rows of k."""
     a, b = desc.operand("a"), desc.operand("b")
     if desc.multiplicands is MathPrecision.F32:
-        return () if is_turned(b) else (Copy(b, 1),)
+        return () if is_turned(b) else (MatrixCopy(b, 1),)
     if desc.multiplicands is MathPrecision.TF32:
-        return tuple(Copy(o, unit) for o, unit in ((a, 1), (b, 0)) if is_turned(o) or is_elementwise(o))
+        return tuple(MatrixCopy(o, unit) for o, unit in ((a, 1), (b, 0)) if is_turned(o) or is_elementwise(o))
     return ()
 
 
@@ -42,7 +41,7 @@ def inner(desc: MatrixProductDescriptor) -> MatrixProductDescriptor:
     """The problem on the copies. Where rows of k are no multiple of 16 bytes, both factors are copied, with zeros
     behind each row, and k includes these."""
     k = -(-desc.k // DEPTH) * DEPTH if desc.multiplicands is MathPrecision.TF32 else desc.k
-    return desc.replace(k=k, layouts={**dict(desc.layouts), **{x.operand.name: x.layout for x in moved(desc)}})
+    return copies.of_copies(desc, moved(desc)).replace(k=k)
 
 
 def _splits(desc: MatrixProductDescriptor, target: Target) -> bool:
@@ -55,10 +54,10 @@ def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
         return Support.no("both factors lie as they are read the fastest, or it makes no difference")
     if desc.multiplicands is MathPrecision.TF32 and target.arch is ArchSku.SM80:
         return Support.no("tensor cores of sm80 read tf32 as it lies")
-    if desc.k == 0 or any(copy.programs >= 2**31 for copy in moved(desc)):
-        return Support.no("k is 0, or a copy has 2**31 programs; a grid holds fewer")
-    both = tiles.supports(inner(desc), target), split_k.supports(inner(desc), target)
-    return next((s for s in both if not s), both[0])
+    if desc.k == 0:
+        return Support.no("k is 0: there is nothing to copy")
+    both = tiles.supports(inner(desc), target) and split_k.supports(inner(desc), target)
+    return copies.counted(moved(desc)) and both
 
 
 def rank(desc: MatrixProductDescriptor, target: Target) -> float:
@@ -72,23 +71,7 @@ def workspace(desc: MatrixProductDescriptor, target: Target) -> int:
     if desc.operand("c").numel == 0:
         return 0
     sums = split_k.workspace(inner(desc), target) if _splits(desc, target) else 0
-    return workspace_bytes(moved(desc)) + sums
-
-
-def _on_copies(desc: MatrixProductDescriptor, launch: Launch) -> Launch:
-    """A launch of the inner kernel, with copies in place of operands, and its own workspace behind them."""
-    found, begins = {copy.operand.name: copy for copy in moved(desc)}, offsets(moved(desc))
-
-    def replaced(arg: Arg) -> Arg:
-        if isinstance(arg, Scratch):
-            return replace(arg, offset=arg.offset + workspace_bytes(moved(desc)))
-        if isinstance(arg, Ptr) and arg.operand in found:
-            return Scratch(begins[arg.operand], arg.element)
-        if isinstance(arg, Stride) and arg.operand in found:
-            return Int(found[arg.operand].strides[arg.axis], wide=True, divisibility=arg.divisibility)
-        return arg
-
-    return replace(launch, args={name: replaced(arg) for name, arg in launch.args.items()})
+    return copies.workspace_bytes(moved(desc)) + sums
 
 
 @for_products(
@@ -106,7 +89,5 @@ def _on_copies(desc: MatrixProductDescriptor, launch: Launch) -> Launch:
 def repacked(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
     if desc.operand("c").numel == 0:
         return []
-    begins = offsets(moved(desc))
     build = split_k.split_k if _splits(desc, target) else tiles.tiles
-    main = [_on_copies(desc, x) for x in build(inner(desc), target)]
-    return [*(copy.launch(begins[copy.operand.name]) for copy in moved(desc)), *main]
+    return copies.around(moved(desc), build(inner(desc), target))

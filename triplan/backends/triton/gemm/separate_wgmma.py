@@ -6,6 +6,8 @@ need copies (``realigned``), while the other is a matrix times a vector.
 
 from __future__ import annotations
 
+from functools import partial
+
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.gemm import realigned, separate, tma, wgmma, wgmma_tiles
 from triplan.backends.triton.gemm.entries import BACKWARD, hopper_kernel
@@ -31,22 +33,12 @@ def supports(desc: GemmBackwardDescriptor, target: Target) -> Support:
     return separate.supports(desc, target, WAYS)
 
 
-def rank(desc: GemmBackwardDescriptor, target: Target) -> float:
-    """Estimated microseconds."""
-    return separate.rank(desc, target, WAYS)
-
-
-def workspace(desc: GemmBackwardDescriptor, target: Target) -> int:
-    """Bytes of what products or sums of columns need, which take turns."""
-    return separate.workspace(desc, target, WAYS)
-
-
 @hopper_kernel(
     op=BACKWARD,
     name="separate_wgmma",
     supports=supports,
-    rank=rank,
-    workspace=workspace,
+    rank=partial(separate.rank, ways=WAYS),
+    workspace=partial(separate.workspace, ways=WAYS),
     guarantee=separate.guarantee,
     layout=backward_layout,
 )
