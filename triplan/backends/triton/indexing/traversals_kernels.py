@@ -11,6 +11,7 @@ import triton.language as tl
 
 from triplan.backends.triton.common.indices_kernels import report, resolve
 from triplan.backends.triton.common.offsets_kernels import unravel
+from triplan.backends.triton.common.rows_kernels import axis_offset
 
 
 @triton.jit
@@ -130,11 +131,7 @@ def elements_kernel(
             given = tl.load(indices[k] + point, mask=live, other=0)
         else:
             given = tl.load(indices[k] + unravel(point, sizes, index_strides[k]), mask=live, other=0)
-        at, valid = resolve(given, extents[k], live, WRAP, CLAMP)
-        inside = inside & valid
-        if padding is not None:
-            valid = valid & (at != padding)
-        hit = hit & valid
+        at, inside, hit = chosen(given, extents[k], live, inside, hit, padding, WRAP, CLAMP)
         offset += at.to(axis_strides[k].dtype) * axis_strides[k]
         if place_strides is not None:
             place += at.to(place_strides[1][k].dtype) * place_strides[1][k]
@@ -146,6 +143,16 @@ def elements_kernel(
         POINT(table, offset, dense + point, hit, live, alpha, COMPUTE)
     else:
         POINT(table, offset, dense + unravel(point, sizes, dense_strides), hit, live, alpha, COMPUTE)
+
+
+@triton.jit
+def chosen(given, extent, live, inside, hit, padding, WRAP: tl.constexpr, CLAMP: tl.constexpr):
+    """(position that index ``given`` selects, ``inside`` and it exists, ``hit`` and it is not ``padding`` either)."""
+    at, valid = resolve(given, extent, live, WRAP, CLAMP)
+    inside = inside & valid
+    if padding is not None:
+        valid = valid & (at != padding)
+    return at, inside, hit & valid
 
 
 @triton.jit
@@ -203,11 +210,7 @@ def tiles_kernel(
             given = tl.load(indices[k] + walked(rest, row, col, sizes, index_strides[k]), mask=known, other=0)
         else:
             given = tl.load(indices[k] + walked(rest, row, None, sizes, index_strides[k]), mask=known, other=0)
-        at, valid = resolve(given, extents[k], known, WRAP, CLAMP)
-        inside = inside & valid
-        if padding is not None:
-            valid = valid & (at != padding)
-        hit = hit & valid
+        at, inside, hit = chosen(given, extents[k], known, inside, hit, padding, WRAP, CLAMP)
         offset += at.to(axis_strides[k].dtype) * axis_strides[k]
         if place_strides is not None:
             place += at.to(place_strides[1][k].dtype) * place_strides[1][k]
@@ -221,13 +224,7 @@ def tiles_kernel(
 @triton.jit
 def walked(rest, row, col, sizes, strides):
     """The offset of (``row``, ``col``) of the ``rest``-th combination of the other coordinates; ``col`` None: 0."""
-    offset = unravel(rest, sizes, strides[0]) + along(row, strides[1])
+    offset = unravel(rest, sizes, strides[0]) + axis_offset(row, strides[1])
     if col is not None:
-        offset += along(col, strides[2])
+        offset += axis_offset(col, strides[2])
     return offset
-
-
-@triton.jit
-def along(i, stride):
-    """i * stride; ``stride`` None is 1."""
-    return i if stride is None else i.to(stride.dtype) * stride
