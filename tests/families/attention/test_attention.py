@@ -256,7 +256,7 @@ def test_parts_of_stored_ds(
     monkeypatch.setattr(wgmma_stored, "BUDGET", budget)
     forget_facts()
     try:
-        assert len(wgmma_stored.known_plan(desc, few).parts) == parts
+        assert len(wgmma_stored.known_division(desc, few).parts) == parts
         split = required(desc, "wgmma_stored", few)
         check_plan(split, runs=3)
         got = run(split, values)

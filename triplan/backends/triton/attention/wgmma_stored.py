@@ -55,7 +55,7 @@ BLOCK_BYTES = TILE * ROWS * 2
 DQ_STAGES = {64: 4, 128: 3}
 #: Microseconds of a program for a block of ds, and for dq of 64 keys and 256 rows, by the width of a head; of an H200.
 STEP_US, DQ_STEP_US = {64: 1.0, 128: 1.52}, {64: 1.06, 128: 1.12}
-#: What a tile costs besides its blocks, in blocks.
+#: What a tile costs besides its blocks, in blocks. Untuned.
 OVERHEAD = 4.0
 #: More ranges of the rows of a head are not tried: launches would have too few tiles.
 MOST_RANGES = 16
@@ -63,7 +63,7 @@ MOST_RANGES = 16
 MORE_TURNS = 4
 #: Tiles of keys for each multiprocessor from which on more parts are not tried.
 ENOUGH = 3
-#: A launch with tiles of unequal length takes so many times the mean work of its programs.
+#: A launch with tiles of unequal length takes so many times the mean work of its programs. Untuned.
 UNEVEN = 1.05
 
 
@@ -82,7 +82,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Division:
     """``parts`` of ``heads`` key heads at a time, and an estimate in microseconds."""
 
     heads: int
@@ -156,10 +156,10 @@ def _part_us(desc: AttentionBackwardDescriptor, part: Part, heads: int, sms: int
 
 
 @fact
-def plan_of(desc: AttentionBackwardDescriptor, sms: int) -> Plan | None:
+def division_of(desc: AttentionBackwardDescriptor, sms: int) -> Division | None:
     """The parts that are estimated to be fastest; None where the shortest range of rows of one head does not fit."""
     total = desc.batch * desc.key_heads
-    best: Plan | None = None
+    best: Division | None = None
     for parts in _choices(desc):
         nbytes = max(p.members * stored_blocks(desc, p.first, p.last) for p in parts) * BLOCK_BYTES
         each = nbytes + (sums_bytes(desc, 1) if len(parts) > 1 else 0)
@@ -173,22 +173,22 @@ def plan_of(desc: AttentionBackwardDescriptor, sms: int) -> Plan | None:
             us = waiting_us + sum(_part_us(desc, p, heads, sms) * whole for p in parts)
             us += sum(_part_us(desc, p, rest, sms) for p in parts) if rest else 0.0
             if best is None or us < best.us:
-                best = Plan(heads, parts, us)
+                best = Division(heads, parts, us)
         if best is not None and most * key_tiles(desc) >= ENOUGH * sms:
             break
     return best
 
 
-def known_plan(desc: AttentionBackwardDescriptor, target: Target) -> Plan:
-    """``plan_of`` where ``supports`` holds."""
-    plan = plan_of(desc, target.sm_count)
-    assert plan is not None
-    return plan
+def known_division(desc: AttentionBackwardDescriptor, target: Target) -> Division:
+    """``division_of`` where ``supports`` holds."""
+    division = division_of(desc, target.sm_count)
+    assert division is not None
+    return division
 
 
 def supports(desc: AttentionBackwardDescriptor, target: Target) -> Support:
     found = wgmma_backward.supports(desc, target)
-    if found and plan_of(desc, target.sm_count) is None:
+    if found and division_of(desc, target.sm_count) is None:
         return Support.no(f"ds of a range of {desc.queries // MOST_RANGES} rows does not fit into {BUDGET} bytes")
     return found
 
@@ -198,23 +198,27 @@ def sums_bytes(desc: AttentionBackwardDescriptor, heads: int) -> int:
     return 2 * 4 * heads * key_tiles(desc) * TILE * width_of(desc)
 
 
-def ds_rows(desc: AttentionBackwardDescriptor, plan: Plan) -> int:
+def ds_rows(desc: AttentionBackwardDescriptor, division: Division) -> int:
     """Rows of 64 elements of the stored ds."""
-    return TILE * plan.heads * max(p.members * stored_blocks(desc, p.first, p.last) for p in plan.parts)
+    return TILE * division.heads * max(p.members * stored_blocks(desc, p.first, p.last) for p in division.parts)
+
+
+def _ds_offset(desc: AttentionBackwardDescriptor, division: Division) -> int:
+    """Where ds begins in the workspace."""
+    return 2 * rows_bytes(desc) + (sums_bytes(desc, division.heads) if len(division.parts) > 1 else 0)
 
 
 def workspace(desc: AttentionBackwardDescriptor, target: Target) -> int:
     """Bytes of sum(dout * out) and lse of each row, of ds of a part, and of waiting accumulators."""
-    plan = known_plan(desc, target)
-    sums = sums_bytes(desc, plan.heads) if len(plan.parts) > 1 else 0
-    return 2 * rows_bytes(desc) + sums + ds_rows(desc, plan) * ROWS * 2
+    division = known_division(desc, target)
+    return _ds_offset(desc, division) + ds_rows(desc, division) * ROWS * desc.element.itemsize
 
 
 def rank(desc: AttentionBackwardDescriptor, target: Target) -> float:
     """Estimated microseconds."""
     read = sum(desc.operand(name).nbytes for name in ("out", "dout"))
     rows_us = card.LAUNCH_US + (read + 3 * rows_bytes(desc)) / card.BYTES_PER_US
-    return rows_us + known_plan(desc, target).us
+    return rows_us + known_division(desc, target).us
 
 
 def numerics(desc: AttentionBackwardDescriptor) -> str | None:
@@ -236,24 +240,20 @@ def numerics(desc: AttentionBackwardDescriptor) -> str | None:
     layout=layout,
 )
 def wgmma_stored(desc: AttentionBackwardDescriptor, target: Target) -> list[Launch]:
-    plan, total = known_plan(desc, target), desc.batch * desc.key_heads
+    division, total = known_division(desc, target), desc.batch * desc.key_heads
     found = [_rows_launch(desc)]
-    for first in range(0, total, plan.heads):
-        heads = min(plan.heads, total - first)
-        for part in plan.parts:
-            found.append(_keys_launch(desc, target, plan, part, first, heads))
-            found.append(_dq_launch(desc, target, plan, part, first, heads))
+    for first in range(0, total, division.heads):
+        heads = min(division.heads, total - first)
+        for part in division.parts:
+            found.append(_keys_launch(desc, target, division, part, first, heads))
+            found.append(_dq_launch(desc, target, division, part, first, heads))
     return found
 
 
-def _ds_offset(desc: AttentionBackwardDescriptor, plan: Plan) -> int:
-    return 2 * rows_bytes(desc) + (sums_bytes(desc, plan.heads) if len(plan.parts) > 1 else 0)
-
-
-def _ds_map(desc: AttentionBackwardDescriptor, plan: Plan) -> TensorMap:
+def _ds_map(desc: AttentionBackwardDescriptor, division: Division) -> TensorMap:
     element = gl.bfloat16 if desc.element is ElementKind.BF16 else gl.float16
     shared = gl.NVMMASharedLayout.get_default_for([ROWS, ROWS], element)
-    copy = Copy(_ds_offset(desc, plan), (ds_rows(desc, plan), ROWS), (ROWS, 1))
+    copy = Copy(_ds_offset(desc, division), (ds_rows(desc, division), ROWS), (ROWS, 1))
     return TensorMap("q", desc.element, (ROWS, ROWS), shared=shared, copy=copy)
 
 
@@ -270,11 +270,11 @@ def _rows_launch(desc: AttentionBackwardDescriptor) -> Launch:
 
 
 def _keys_launch(
-    desc: AttentionBackwardDescriptor, target: Target, plan: Plan, part: Part, first: int, heads: int
+    desc: AttentionBackwardDescriptor, target: Target, division: Division, part: Part, first: int, heads: int
 ) -> Launch:
-    parts = len(plan.parts) > 1
+    parts = len(division.parts) > 1
     rows: dict[str, Arg] = {
-        "ds": Scratch(_ds_offset(desc, plan), desc.element),
+        "ds": Scratch(_ds_offset(desc, division), desc.element),
         "sums": Scratch(2 * rows_bytes(desc), ElementKind.F32) if parts else None,
         "keys": Int(desc.keys),
         "blocks": Int(part.last),
@@ -283,12 +283,12 @@ def _keys_launch(
         "member_end": Int(part.end),
         "block_begin": Int(part.first),
     }
-    ends = {"STORES": True, "CONTINUES": part is not plan.parts[0], "ENDS": part is plan.parts[-1]}
+    ends = {"STORES": True, "CONTINUES": part is not division.parts[0], "ENDS": part is division.parts[-1]}
     return keys_launch(desc, target, heads, rows, ends)
 
 
 def _dq_launch(
-    desc: AttentionBackwardDescriptor, target: Target, plan: Plan, part: Part, first: int, heads: int
+    desc: AttentionBackwardDescriptor, target: Target, division: Division, part: Part, first: int, heads: int
 ) -> Launch:
     width, of_rows = width_of(desc), heads * part.members
     tiles = math.ceil((part.last - part.first) / BLOCKS)
@@ -300,7 +300,7 @@ def _dq_launch(
         {
             "k": tensor_map("k", desc.element, ROWS, width),
             "dq": tensor_map("dq", desc.element, ROWS, width),
-            "ds": _ds_map(desc, plan),
+            "ds": _ds_map(desc, division),
             "scale": scale_of(desc),
             "tiles": Int(tiles),
             "heads": Int(of_rows),
