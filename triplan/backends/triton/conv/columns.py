@@ -30,7 +30,7 @@ COLUMNS = 8
 BLOCK, DEPTH, STAGES, WARPS = 128, 32, 4, 8
 #: Programs that the sum is divided for, and parts at most. Untuned.
 BUSY_PROGRAMS, MOST_PARTS = 264, 64
-#: TFLOP/s of a whole card, microseconds of a step in which a program waits for what it reads, and of what small
+#: TFLOP/s of a whole card, microseconds of a step in which a program waits for what it reads, and those that small
 #: launches wait for each other. On an H200.
 TERAFLOPS, STEP_US, WAIT_US = 170.0, 0.7, 10.0
 

@@ -20,14 +20,14 @@ MOST_LINES, VECTOR_LANES = 8, 4
 MOST_WEIGHTS, MOST_SUMS, MOST_TAPS = 64, 49, 7
 #: Rows of dout that a thread of the gradient of weight holds at most. Untuned.
 SUMMED_LINES = 4
-#: Channels that lanes are divided by if there are more: columns of fewer bytes share lines of the L1 cache. Untuned.
+#: Channels of a tile, about, where there are more: columns of fewer bytes share lines of the L1 cache. Untuned.
 CHANNELS = 64
 #: Tiles that keep any card busy. Untuned.
 BUSY_TILES = 264
-#: How many more rows or lanes than there are tiles may have. Untuned.
+#: Tiles may have so many times the rows or lanes that exist. Untuned.
 IDLE = 1.2
-#: Programs of the gradient of weight that run at once: of threads of many sums, and of others; and sums of a tap and a
-#: channel at most. On an H200.
+#: Programs of the gradient of weight that run at once on an H200, by whether they read vectors: threads then have many
+#: sums. And parts at most of which a tap and a channel is the sum.
 BUSY_PROGRAMS, MOST_PARTS = {True: 528, False: 792}, 8192
 #: Warps of a tile at most.
 WARPS = 4
@@ -52,7 +52,7 @@ def _vectors(desc: Conv2dProblem) -> bool:
 
 
 def _block(desc: Conv2dProblem) -> int:
-    """Channels that lanes are divided by: an even part of them, in whole vectors if these are."""
+    """Channels of a tile: an equal share of all of them, of whole vectors if vectors are read."""
     vector = 16 // desc.element.itemsize if _vectors(desc) else 1
     each = -(-desc.in_channels // max(desc.in_channels // CHANNELS, 1))
     return max(-(-each // vector) * vector, 1)
@@ -80,7 +80,7 @@ class Division(NamedTuple):
 
 
 def _skips(desc: Conv2dProblem) -> tuple[int, int]:
-    """Rows and columns of which taps reach but one in so many."""
+    """A tap reaches one row, and one column, in so many: the strides, for the gradient of x."""
     return desc.stride if shared.of_input(desc) else (1, 1)
 
 

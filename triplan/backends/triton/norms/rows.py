@@ -29,7 +29,7 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
     #: Backward as many bytes as of long rows: two such programs on a multiprocessor, with the next rows on their way,
     #: keep memory busy.
     held = (4096, 16384)
-    few_warps = (False, False)  # untuned: at most a sixth of the time of layer_norm, but small problems take longer
+    few_warps = (False, False)  # not tuned for norms, which keep a row for a second pass
     own_launches = 1
 
     def find_tile(self) -> Tile | None:

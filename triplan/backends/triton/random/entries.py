@@ -25,7 +25,7 @@ from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Tar
 #: dropout: the scale, the product.
 #: tests/families/random tests the errors of these functions.
 ROUNDINGS = {"uniform": 3, "normal": 16, "exponential": 8, "dropout": 2}
-#: The same of exponentials of 16 bits, whose logarithm has an error of 2**-16.
+#: The same of exponentials of 16 bits: 256 for the error of their logarithm, 2**-16, and the others.
 SHORT_ROUNDINGS = 264
 #: Evaluations of Philox per microsecond; one for four elements is mostly hidden by memory traffic. Untuned.
 ELEMENTS_PER_US = 2e5
