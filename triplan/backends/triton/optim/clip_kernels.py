@@ -23,7 +23,7 @@ def _clipped(x, coefficient, limit, BY_NORM: tl.constexpr):
     if BY_NORM:
         x = (x.to(tl.float64) * coefficient).to(tl.float32)
     else:
-        limit = tl.full((), limit, tl.float64).to(tl.float32)  # rounding is monotonic: the same numbers are within both limits
+        limit = tl.full((), limit, tl.float64).to(tl.float32)  # rounding is monotonic: no result differs
         x = tl.where(x < -limit, -limit, x)
         x = tl.where(x > limit, limit, x)
     return x
