@@ -113,7 +113,7 @@ def problem(
     **fields: Any,
 ) -> Convolution:
     unit = 8 if eights else 2  # TMA moves 8 channels
-    even = max(n // 4, 2 * unit) // unit * unit
+    even = max(n // (2 if n < 64 else 4), 2 * unit) // unit * unit  # 12 would be padded to one step of wgmma
     groups = fields.get("groups", 1)
     few, filters = (8, 16) if eights else (FEW, FILTERS)
     sizes: dict[str, Any] = {"batch": IMAGES, "in_channels": few * groups, "out_channels": filters * groups}
