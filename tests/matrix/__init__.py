@@ -4,10 +4,11 @@ A family joins by ``@compiles(*ops)`` over a function that yields ``Build``s of 
 Of other ops the problems of the proofs are built.
 
 Thousands of binaries follow. Those that are built cover them. Of each kernel function, for each architecture: every
-element, and every constant that selects code. For one architecture or the other: every parameter type and promise of
+element. For one architecture or the other: every constant that selects code, every parameter type and promise of
 divisibility, every tile, and every area of a tile with every width of elements; also every element of each entry.
-Registers spill because of tiles and widths, and vectors follow from types and promises, on either architecture, so that
-what would break one of the others breaks one of those.
+Registers spill because of tiles and widths, vectors follow from types and promises, and a constant selects the same
+source, on either architecture, so that what would break one of the others breaks one of those. ``--matrix all`` builds
+all.
 """
 
 from __future__ import annotations
@@ -133,9 +134,9 @@ class Binary:
             found |= {(*kernel, self.element), *self.users}
             found |= {(self.arch, *user, s.name) for user in self.unordered}
         if most and not self.may_spill:
-            found |= {(s.name, "part", part) for part in (*s.signature, *s.attrs)}
             selecting = ((n, _shown(v)) for n, v in s.constexprs if (n, v) not in self.tile)
-            found |= {(*kernel, "part", part) for part in (*selecting, s.max_registers, s.overlaps)}
+            parts = (*s.signature, *s.attrs, *selecting, s.max_registers, s.overlaps)
+            found |= {(s.name, "part", part) for part in parts}
             found.add((*kernel, self.element, "spills"))
             found.add((s.name, "tile", self.tile, s.num_warps, s.num_stages))
             found |= {(s.name, "sizes", x) for x in self.sizes()}
