@@ -17,7 +17,7 @@ import triplan as tp
 from triplan import functional
 from triplan.functional import _plans
 from triplan.functional._replay import program as _program, replay as _replay
-from triplan.functional.batch_norm import _normalised
+from triplan.functional.batch_norm.calls import _normalised
 from triplan.functional.elementwise.table import _to_target, _written
 from triplan.nn.attention import _multi_head, _transposed
 from triplan.nn.copies import _flattened

@@ -20,8 +20,6 @@ from samples import in_ranks
 from torch import Tensor, distributed as dist
 
 from bench.functions import ALIKE, Call, Draw, calls
-from triplan.functional._ops import RECORDED
-from triplan.functional._sharding.table import RULES, WHOLE, rule_of
 
 WORLD = 2
 #: Functions that take no DTensors.
@@ -213,11 +211,3 @@ def test_divided_arguments_give_what_whole_ones_do(name: str, found: list[dict[s
 def test_what_is_divided_stays_divided(name: str, found: list[dict[str, Any]]) -> None:
     for of in found:
         assert {way: of["made"][name][way] for way in DIVIDED[name]} == DIVIDED[name]
-
-
-def test_every_registered_op_has_a_line() -> None:
-    """An op that has none is right, but takes whole tensors: that should be a decision."""
-    ops = {name for name in RECORDED if "::" not in name}
-    lines = {name for name in ops if rule_of(name) is not None}
-    assert ops - lines == WHOLE
-    assert RULES.keys() <= ops

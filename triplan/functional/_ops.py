@@ -30,6 +30,7 @@ from triplan.facade.check import check_storage, is_injective, may_overlap
 from triplan.functional._forward import Linearity, derivative, refuse_forward_mode, save_for_forward
 from triplan.functional._replay.recording import recording
 from triplan.functional._sharding import announce, any_dtensor, dispatched, make_known, write
+from triplan.functional._sharding.axes import Axes
 from triplan.functional._watching import needs_grad, nothing_watches, tensors_in, transformed
 
 Tensor = torch.Tensor
@@ -127,16 +128,18 @@ class Recorded(Differentiable):
         kernel: Callable[..., Any],
         fake: Callable[..., Any],
         *,
+        axes: Axes,
         setup: Callable[[Any, Any, Any], None],
         backward: Callable[..., Grads],
         linearity: Linearity | None = None,
     ) -> None:
-        """``signature`` is in the schema language; ``kernel`` and ``fake`` return its results: new tensors."""
+        """``signature`` is in the schema language; ``kernel`` and ``fake`` return its results: new tensors. ``axes``:
+        how ranks can divide its tensors (see ``_sharding.axes``)."""
         super().__init__(name, kernel, setup=setup, backward=backward)
         self.fake, self.linearity = fake, linearity
         self.overload = _register(name, signature, kernel, fake)
         RECORDED[name] = self
-        announce(name, self.overload)
+        announce(self.overload, axes)
 
         def exact(ctx: Any, *grads: Any) -> Grads:
             # The dispatcher leaves out arguments that are at their defaults.
@@ -169,6 +172,7 @@ class Op(Recorded):
         name: str,
         parameters: str,
         *,
+        axes: Axes,
         shape: Callable[..., Sequence[int]],
         fill: Callable[..., object] | None = None,
         update: Callable[..., object] | None = None,
@@ -196,7 +200,8 @@ class Op(Recorded):
             shape(*args)
 
         signature = f"({parameters}) -> Tensor"
-        super().__init__(name, signature, self._compute, fake, setup=setup, backward=backward, linearity=linearity)
+        how: dict[str, Any] = {"axes": axes, "setup": setup, "backward": backward, "linearity": linearity}
+        super().__init__(name, signature, self._compute, fake, **how)
         self.out_overload = _register_mutating(
             f"{name}_out", f"(Tensor(a!) out, {parameters}) -> ()", self._compute_into, check_into
         )

@@ -20,6 +20,7 @@ from triplan.functional._ops import Recorded
 from triplan.functional._plans import run, tf32_allowed
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import check_same_device, empty_in_order, for_each_axis, require
+from triplan.functional._sharding.axes import Rule
 
 __all__ = ["conv1d", "conv2d"]
 
@@ -84,6 +85,10 @@ def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tens
     return empty_in_order((input.size(0), weight.size(0), *extents), input, weight)
 
 
+def _axes(grouped: str, plain: str) -> Rule:
+    return lambda *args: grouped if args[-1] != 1 else plain
+
+
 def _kernel(input: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
     out = _fake(input, weight, bias, *how)
     operands = {"x": input, "weight": weight, "out": out}
@@ -113,6 +118,7 @@ _conv2d = Recorded(
     f"(Tensor input, Tensor weight, Tensor? bias, {_HOW}) -> Tensor",
     _kernel,
     _fake,
+    axes=_axes("n..., ...., . -> n...", "nc.., oc.., o+c -> no..+c"),
     setup=_setup,
     backward=_grad,
     linearity=Linearity(terms=(2,), factors=(0, 1)),
@@ -151,6 +157,7 @@ _backward_input = Recorded(
     f"(Tensor dout, Tensor weight, SymInt[] size, {_HOW}) -> Tensor",
     _input_kernel,
     _input_fake,
+    axes=_axes("n..., .... -> n...", "no.., oc.. -> nc..+o"),
     setup=_of_factors,
     backward=_input_grad,
     linearity=Linearity(factors=(0, 1)),
@@ -182,6 +189,7 @@ _backward_weight = Recorded(
     f"(Tensor input, Tensor dout, SymInt[] kernel, {_HOW}) -> Tensor",
     _weight_kernel,
     _weight_fake,
+    axes=_axes("n..., n... -> ....+n", "nc.., no.. -> oc..+n"),
     setup=_of_factors,
     backward=_weight_grad,
     linearity=Linearity(factors=(0, 1)),

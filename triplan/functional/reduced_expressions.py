@@ -20,6 +20,7 @@ from triplan.functional._ops import Recorded
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import broadcast, check_same_device
+from triplan.functional._sharding.axes import reduced
 from triplan.functional.elementwise import engine
 from triplan.functional.elementwise.expressions import resolved
 from triplan.functional.elementwise.table import operands_of
@@ -126,6 +127,12 @@ def _op(n: int) -> Recorded:
     return _OPS[n] if n in _OPS else _register(n)
 
 
+def _axes(*args: Any) -> str:
+    *tensors, _, _, op, dims, keepdim, _ = args
+    axes, kept, sums = reduced(op, tensors, dims, keepdim)
+    return f"{', '.join([axes] * len(tensors))} -> {kept}+{sums}"
+
+
 def _register(n: int) -> Recorded:
     tensors = ", ".join(f"Tensor t{i}" for i in range(n))
     made = Recorded(
@@ -133,6 +140,7 @@ def _register(n: int) -> Recorded:
         f"({tensors}, str formula, Scalar[] numbers, str op, int[] dims, bool keepdim, ScalarType? dtype) -> Tensor",
         partial(_compute, n, True),
         partial(_compute, n, False),
+        axes=_axes,
         setup=partial(_setup, n),
         backward=partial(_backward, n),
     )

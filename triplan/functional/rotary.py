@@ -266,6 +266,19 @@ def _grad(ctx: Any, dq: Tensor | None, dk: Tensor | None) -> Any:
     return *_back(ctx, ctx.saved_tensors, dq, dk if ctx.has_k else None), *(None,) * 10
 
 
+def _turned(q: Any, heads_first: bool, positions: Any) -> tuple[str, str]:
+    """The axes of the heads, and of the tables, frequencies and positions."""
+    token = "t" if positions is not None and len(q.shape) != 3 else "."
+    batch = "b" * (len(q.shape) == 4)
+    heads = f"{batch}h{token}." if heads_first else f"{batch}{token}h."
+    return heads, f"b.., b.., ., b{token}"
+
+
+def _axes(q: Any, k: Any, cos: Any, sin: Any, freq: Any, positions: Any, *how: Any) -> str:
+    heads, angles = _turned(q, how[3], positions)
+    return f"{heads}, {heads}, {angles} -> {heads}, {heads if k is not None else ''}"
+
+
 _ANGLES = (
     "Tensor? cos, Tensor? sin, Tensor? inv_freq, Tensor? positions, float scale, SymInt? rotary_dim, bool interleaved, "
     "bool heads_first"
@@ -276,6 +289,7 @@ _rotary = Recorded(
     f"(Tensor q, Tensor? k, {_HOW}) -> (Tensor, Tensor)",
     _kernel,
     _fake,
+    axes=_axes,
     setup=_setup,
     backward=_grad,
     linearity=Linearity((0, 1)),
@@ -332,11 +346,19 @@ def _normed_grad(ctx: Any, *grads: Tensor | None) -> Any:
     return found[0], found[2], found[1], found[3], *(None,) * 11
 
 
+def _normed_axes(q: Any, k: Any, q_weight: Any, k_weight: Any, eps: float, *rest: Any) -> str:
+    _, _, _, positions, *how = rest
+    heads, angles = _turned(q, how[3], positions)
+    keys = heads if k is not None else ""
+    return f"{heads}, {heads}, ., ., {angles} -> {heads}, {keys}, {heads[:-1]}, {keys[:-1]}"
+
+
 _normed = Recorded(
     "normed_rotary",
     f"(Tensor q, Tensor? k, Tensor q_weight, Tensor? k_weight, float eps, {_HOW}) -> (Tensor, Tensor, Tensor, Tensor)",
     _normed_kernel,
     _normed_fake,
+    axes=_normed_axes,
     setup=_normed_setup,
     backward=_normed_grad,
 )

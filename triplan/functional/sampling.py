@@ -34,6 +34,7 @@ _sample = Recorded(
     " -> Tensor",
     _compute,
     lambda logits, *rest: logits.new_empty(logits.shape[:1], dtype=torch.int64),
+    axes="r., r, r, r, r, r, r -> r",
     setup=lambda ctx, inputs, output: ctx.mark_non_differentiable(output),
     backward=lambda ctx, g: (None,) * 7,
 )

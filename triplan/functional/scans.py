@@ -18,6 +18,7 @@ from triplan.functional._ops import Op, composed
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import axis
+from triplan.functional._sharding.axes import along
 
 __all__ = ["cumprod", "cumsum"]
 
@@ -51,6 +52,7 @@ def _sum_grad(ctx: Any, grad: Tensor) -> Any:
 _cumsum = Op(
     "cumsum",
     "Tensor input, int dim, bool reverse",
+    axes=along(1),
     shape=_shape,
     fill=lambda out, x, dim, reverse: _run(ScanPlan, dim, {"x": x, "out": out}, op="cumsum", reverse=reverse),
     setup=_sum_setup,
@@ -89,6 +91,7 @@ def _backward_grad(ctx: Any, g: Tensor) -> Any:
 _cumprod = Op(
     "cumprod",
     "Tensor input, int dim",
+    axes=along(1),
     shape=_shape,
     fill=lambda out, x, dim: _run(ScanPlan, dim, {"x": x, "out": out}, op="cumprod"),
     setup=_product_setup,
@@ -97,6 +100,7 @@ _cumprod = Op(
 _cumprod_backward = Op(
     "cumprod_backward",
     "Tensor grad, Tensor input, Tensor output, int dim",
+    axes=along(3),
     shape=lambda grad, input, output, dim: _shape(input, dim),
     fill=lambda out, dout, x, y, dim: _run(CumprodBackwardPlan, dim, {"dout": dout, "x": x, "out": y, "dx": out}),
     setup=_backward_setup,

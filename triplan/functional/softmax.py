@@ -16,6 +16,7 @@ from triplan.functional._ops import Op
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import axis
+from triplan.functional._sharding.axes import along
 
 __all__ = ["log_softmax", "softmax"]
 
@@ -76,10 +77,11 @@ def _make(name: str, forward_plan: type[Plan[Any, Any]], backward_plan: type[Pla
         to_y = g * (dy - (dy * y).sum(ctx.dim, keepdim=True)) - dy * (g * y).sum(ctx.dim, keepdim=True)
         return to_dy, to_y, None
 
-    op = Op(name, "Tensor input, int dim", shape=shape, fill=fill, setup=setup, backward=grad)
+    op = Op(name, "Tensor input, int dim", axes=along(1), shape=shape, fill=fill, setup=setup, backward=grad)
     backward = Op(
         f"{name}_backward",
         "Tensor grad, Tensor output, int dim",
+        axes=along(2),
         shape=backward_shape,
         fill=backward_fill,
         setup=backward_setup,

@@ -104,6 +104,7 @@ _topk = Recorded(
     "(Tensor input, int k, int dim, bool largest) -> (Tensor, Tensor)",
     _topk_kernel,
     lambda input, k, dim, largest: _empty(input, _taken(input, k, dim)),
+    axes=None,
     setup=_setup,
     backward=_backward,
 )
@@ -141,6 +142,7 @@ _kthvalue = Recorded(
     "(Tensor input, int k, int dim, bool keepdim) -> (Tensor, Tensor)",
     _kth_kernel,
     lambda input, k, dim, keepdim: _empty(input, _kept(input, k, dim, keepdim)),
+    axes=None,
     setup=_kth_setup,
     backward=_backward,
 )
@@ -175,6 +177,7 @@ _sort = Recorded(
     "(Tensor input, bool descending, int dim) -> (Tensor, Tensor)",
     _sort_kernel,
     _sort_fake,
+    axes=None,
     setup=_setup,
     backward=_backward,
 )
@@ -183,6 +186,7 @@ _argsort = Recorded(
     "(Tensor input, bool descending, int dim) -> Tensor",
     _argsort_kernel,
     lambda input, descending, dim: _sort_fake(input, descending, dim)[1],
+    axes=None,
     setup=lambda ctx, inputs, output: ctx.mark_non_differentiable(output),
     backward=lambda ctx, g: (None, None, None),
 )
@@ -235,6 +239,7 @@ _searchsorted = Recorded(
     "(Tensor sequence, Tensor input, Tensor? sorter, bool right, bool out_int32) -> Tensor",
     _search_kernel,
     _positions,
+    axes=None,
     setup=lambda ctx, inputs, output: ctx.mark_non_differentiable(output),
     backward=lambda ctx, g: (None,) * 5,
 )

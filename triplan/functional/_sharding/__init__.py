@@ -1,4 +1,4 @@
-"""How registered ops compute on DTensors, whose elements are divided between ranks: one engine, and a table of axes.
+"""How registered ops compute on DTensors, whose elements are divided between ranks: by the axes that each op states.
 
 Nothing is registered before the first DTensor is seen: importing torch's module of them takes half a second.
 """
@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.autograd.function import Function
 from torch.nn import Parameter
 
+from triplan.functional._sharding.axes import Axes
 from triplan.functional._watching import tensors_in
 
-#: Ops that DTensors do not reach yet, by name.
-_WAITING: dict[str, Any] = {}
+#: Registered ops that DTensors do not reach yet, and what they state of their axes.
+_WAITING: list[tuple[Any, Axes]] = []
 
 
 def is_dtensor(t: Any) -> bool:
@@ -47,9 +48,9 @@ def dispatched(overload: Any, args: Sequence[Any]) -> Any:
     return result
 
 
-def announce(name: str, overload: Any) -> None:
-    """Remember that there is the registered op ``name``."""
-    _WAITING[name] = overload
+def announce(overload: Any, axes: Axes) -> None:
+    """Remember that there is the registered op ``overload``, and its ``axes``."""
+    _WAITING.append((overload, axes))
 
 
 def make_known() -> bool:
@@ -58,7 +59,7 @@ def make_known() -> bool:
         from triplan.functional._sharding.engine import register
 
         while _WAITING:
-            register(*_WAITING.popitem())
+            register(*_WAITING.pop())
     return True
 
 

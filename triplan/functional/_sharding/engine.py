@@ -1,13 +1,4 @@
-"""From an op's axes to the ways in which ranks can divide it, for the dispatcher of torch's DTensors.
-
-A line of the table names the axes of an op's tensors, as an einsum does: ``"*k, nk, n+k -> *n+k"`` of linear says that
-its input (..., k) and weight (n, k) share k, and that bias and result have an axis n. ``*`` is any number of axes,
-which tensors share from the right, as they broadcast; ``.`` is an axis that cannot be divided. Dividing an axis divides
-every tensor that has its letter, and ranks hold copies of the others: of each letter, one way. Behind ``+`` stand axes
-over which a tensor is summed: if one of them is divided, ranks hold terms, which torch adds when the sum is read.
-
-An op that has no line takes copies of all its tensors, which is right for every op, and as slow as on one rank.
-"""
+"""From an op's axes to the ways in which ranks can divide it, for the dispatcher of torch's DTensors."""
 
 from __future__ import annotations
 
@@ -15,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from triplan.functional._sharding.table import Rule, rule_of
+from triplan.functional._sharding.axes import Axes
 
 
 class _Tensor(NamedTuple):
@@ -96,7 +87,7 @@ def _all(sums: str, numbers: Sequence[str]) -> frozenset[str]:
 # --- registration ---
 
 
-def _strategy(rule: str | Rule | None, schema: Any) -> Any:
+def _strategy(axes: Axes, schema: Any) -> Any:
     """What DTensor asks: the placements of tensors that the op takes, each with those of its results."""
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor._op_schema import OpStrategy
@@ -107,7 +98,7 @@ def _strategy(rule: str | Rule | None, schema: Any) -> Any:
     args += [a.default_value for a in arguments[len(args) :]]
     results, given = len(schema.op._schema.returns), schema.args_strategy
     found: list[tuple[list[Any], list[Any]]] = [([Replicate()] * results, [Replicate()] * len(given))]
-    pattern = rule(*args) if callable(rule) else rule
+    pattern = axes(*args) if callable(axes) else axes
     if pattern:
         tensors = [args[i] for i, a in enumerate(arguments) if str(a.type) in ("Tensor", "Optional[Tensor]")]
         found += ways(pattern, [None if t is None else tuple(t.shape) for t in tensors], given[0].mesh.size())
@@ -115,13 +106,11 @@ def _strategy(rule: str | Rule | None, schema: Any) -> Any:
     return expand_to_full_mesh_op_strategy(given[0].mesh, schema, each, input_index=results)
 
 
-def register(name: str, overload: Any) -> None:
-    """Let DTensors reach ``overload``, the registered op ``name``."""
+def register(overload: Any, axes: Axes) -> None:
+    """Let DTensors reach ``overload``, a registered op."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 
-    namespace, _, bare = name.rpartition("::")
-    rule = None if namespace else rule_of(bare)
     # (torch's register_sharding would take the strategy of one call for others that differ in an axis or a flag.)
     how = RuntimeSchemaInfo(static_argnum=0, needs_pytree=True)
-    DTensor._op_dispatcher.sharding_propagator.register_op_strategy(overload, partial(_strategy, rule), how)
+    DTensor._op_dispatcher.sharding_propagator.register_op_strategy(overload, partial(_strategy, axes), how)

@@ -142,11 +142,22 @@ def second_derivative(
     return tuple(t.to(dtype) for t in (to_dout, to_q, to_k, to_v))
 
 
+def _axes(*args: Any) -> str | None:
+    """(Dropout draws by the number of a row among all.)"""
+    return None if args[8] is not None else "b.h., b.h., b.h., h, bh.., ., ., h, . -> b.h., bh."
+
+
+def _backward_axes(*args: Any) -> str | None:
+    pattern = "b.h., b.h., b.h., b.h., b.h., bh., bh.., ., ., h, . -> b.h., b.h., b.h."
+    return None if args[10] is not None else pattern
+
+
 attention_op = Recorded(
     "attention",
     f"(Tensor q, Tensor k, Tensor v, Tensor? sink, {OTHERS}, {HOW}) -> (Tensor, Tensor)",
     forward,
     empty_results,
+    axes=_axes,
     setup=_setup,
     backward=_grad,
 )
@@ -155,6 +166,7 @@ _attention_backward = Recorded(
     f"(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {OTHERS}, {HOW}) -> (Tensor, Tensor, Tensor)",
     _backward,
     _empty_gradients,
+    axes=_backward_axes,
     setup=_backward_setup,
     backward=_backward_grad,
 )

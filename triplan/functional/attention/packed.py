@@ -74,6 +74,7 @@ _op = Recorded(
     f"(Tensor qkv, int key_heads, {HOW}) -> (Tensor, Tensor)",
     _forward,
     _empty,
+    axes="b... -> b..., b..",
     setup=_setup,
     backward=_grad,
 )
@@ -82,6 +83,7 @@ _backward_op = Recorded(
     f"(Tensor dout, Tensor qkv, Tensor out, Tensor lse, int key_heads, {HOW}) -> Tensor",
     _backward,
     _empty_gradient,
+    axes="b..., b..., b..., b.. -> b...",
     setup=_backward_setup,
     backward=_backward_grad,
 )

@@ -35,6 +35,7 @@ _cast = Recorded(
     "(Tensor x, ScalarType dtype, MemoryFormat memory_format) -> Tensor",
     _cast_kernel,
     _cast_fake,
+    axes="* -> *",
     setup=_keep_dtype,
     backward=lambda ctx, g: (converted(g, ctx.dtype), None, None),
 )
@@ -49,6 +50,7 @@ def converted(t: Tensor, dtype: torch.dtype) -> Tensor:
 _contiguous = Op(
     "contiguous",
     "Tensor x",
+    axes="* -> *",
     shape=lambda x: x.shape,
     fill=write,
     setup=lambda ctx, inputs, output: None,
@@ -74,6 +76,7 @@ def _copy_setup(ctx: Any, inputs: Any, output: Any) -> None:
 overwrite = Op(
     "copy",
     "Tensor target, Tensor source",
+    axes="*, * -> *",
     shape=_copy_shape,
     fill=lambda out, target, source: write(out, source),
     update=write,

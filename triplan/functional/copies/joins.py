@@ -11,6 +11,7 @@ import torch
 from triplan.functional._ops import Recorded, composed
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import axis, check_same_device
+from triplan.functional._sharding.axes import but
 from triplan.functional.copies.conversions import converted
 from triplan.functional.copies.engine import Tensor, write
 
@@ -61,6 +62,12 @@ def _joined_back(ctx: Any, g: Tensor) -> tuple[Any, ...]:
     return *found, None
 
 
+def _joined_axes(*args: Any) -> str:
+    *tensors, dim = args
+    axes = but(len(tensors[0].shape), dim)
+    return f"{', '.join([axes] * len(tensors))} -> {axes}"
+
+
 #: Tensors that one op in a compiled graph joins.
 _MOST = 16
 #: By the number of tensors: compiled code finds these, others are registered when they are first called.
@@ -71,7 +78,8 @@ def _cat_op(n: int) -> Recorded:
     found = _CAT.get(n)
     if found is None:
         signature = f"({', '.join(f'Tensor t{i}' for i in range(n))}, SymInt dim) -> Tensor"
-        made = Recorded(f"cat_{n}", signature, _joined, _joined_fake, setup=_joined_setup, backward=_joined_back)
+        how: dict[str, Any] = {"axes": _joined_axes, "setup": _joined_setup, "backward": _joined_back}
+        made = Recorded(f"cat_{n}", signature, _joined, _joined_fake, **how)
         found = _CAT.setdefault(n, made)
     return found
 

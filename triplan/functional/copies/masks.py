@@ -56,6 +56,7 @@ def _back(ctx: Any, g: Tensor) -> tuple[Any, ...]:
 _filled = Op(
     "masked_fill",
     "Tensor target, Tensor mask, Scalar value",
+    axes="*, * -> *",
     shape=_shape,
     fill=_select,
     update=_update,

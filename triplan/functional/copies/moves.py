@@ -12,6 +12,7 @@ from triplan.functional._ops import Op
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import axis
+from triplan.functional._sharding.axes import but
 from triplan.functional.copies.conversions import clone
 from triplan.functional.copies.engine import MAX_RANK, Number, Tensor, as_bits, check_fillable, known, number
 
@@ -56,9 +57,17 @@ def _moved_back(ctx: Any, g: Tensor) -> tuple[Any, ...]:
     return _move(g, ctx.op, amounts, 0), None, None, None
 
 
+def _moved_axes(x: Any, op: str, amounts: Sequence[int], *_: Any) -> str:
+    each = 2 if op == "pad" else 1
+    moved = [a for a in range(len(x.shape)) if any(amounts[each * a : each * a + each])]
+    axes = but(len(x.shape), *moved)
+    return f"{axes} -> {axes}"
+
+
 _move = Op(
     "move",
     "Tensor x, str op, SymInt[] amounts, Scalar value",
+    axes=_moved_axes,
     shape=_moved_shape,
     fill=_fill_moved,
     setup=_moved_setup,
@@ -145,6 +154,7 @@ def _triangle_back(ctx: Any, g: Tensor) -> tuple[Any, ...]:
 _triangle = Op(
     "triangle",
     "Tensor x, bool upper, SymInt diagonal",
+    axes="*.. -> *..",
     shape=_triangle_shape,
     fill=_fill_triangle,
     update=lambda out, upper, diagonal: _fill_triangle(out, out, upper, diagonal),

@@ -36,6 +36,7 @@ def _fill_shape(target: Tensor, value: Number) -> Sequence[int]:
 _filled = Op(
     "fill",
     "Tensor target, Scalar value",
+    axes="* -> *",
     shape=_fill_shape,
     update=_fill,
     setup=lambda ctx, inputs, output: None,
@@ -171,6 +172,7 @@ def _countable(target: Tensor, start: Number, step: Number) -> Sequence[int]:
 _counted = Op(
     "arange",
     "Tensor target, Scalar start, Scalar step",
+    axes=None,  # writes the number of an element among all
     shape=_countable,
     update=_count,
     setup=lambda ctx, inputs, output: None,

@@ -258,6 +258,7 @@ def _register(n: int, k: int) -> Recorded:
         f"({tensors}, str formula, Scalar[] numbers) -> {results}",
         partial(_compute, n, k, True),
         partial(_compute, n, k, False),
+        axes=f"{', '.join('*' * n)} -> {', '.join('*' * k)}",
         setup=partial(_setup, n),
         backward=partial(_backward, n),
     )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from triplan.functional._ops import Recorded
+from triplan.functional._sharding.axes import along
 from triplan.functional.elementwise.engine import fill, formula, gradient, new, op
 from triplan.sku import ElementKind
 
@@ -89,6 +90,7 @@ PACKED = Recorded(
     "(Tensor packed, int dim, str formula) -> Tensor",
     _partial(_forward, True),
     _partial(_forward, False),
+    axes=along(1),
     setup=_setup,
     backward=_backward,
 )
@@ -97,6 +99,7 @@ PACKED_BACKWARD = Recorded(
     "(Tensor grad, Tensor packed, int dim, str formula) -> Tensor",
     _partial(_backward_of, True),
     _partial(_backward_of, False),
+    axes=along(2),
     setup=_setup_again,
     backward=_backward_again,
 )

@@ -85,6 +85,7 @@ def _linear_grad(ctx: Any, grad: Tensor) -> Any:
 _linear = Op(
     "linear",
     "Tensor input, Tensor weight, Tensor? bias=None",
+    axes="*k, nk, n+k -> *n+k",
     shape=_linear_shape,
     fill=_linear_fill,
     setup=_linear_setup,
@@ -213,6 +214,7 @@ def _summed_product(a: Tensor, b: Tensor, shape: Sequence[int]) -> Tensor:
 _broadcast_bmm = Op(
     "broadcast_bmm",
     "Tensor input, Tensor mat2",
+    axes="*mk, *kn -> *mn+k",
     shape=_broadcast_shape,
     fill=_broadcast_fill,
     setup=_broadcast_setup,

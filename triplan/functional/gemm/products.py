@@ -112,6 +112,7 @@ def _mm_grad(ctx: Any, grad: Tensor) -> Any:
 _mm = Op(
     "mm",
     "Tensor input, Tensor mat2, Scalar alpha=1",
+    axes="mk, kn -> mn+k",
     shape=_mm_shape,
     fill=_mm_fill,
     setup=_mm_setup,
@@ -193,11 +194,16 @@ def _backward_grad(ctx: Any, of_da: Tensor | None, of_db: Tensor | None, of_dbia
     )
 
 
+def _backward_axes(dc: Any, a: Any, b: Any, to_a: bool, to_b: bool, to_bias: bool, alpha: Any) -> str:
+    return f"mn, mk, kn -> {'mk+n' * to_a}, {'kn+m' * to_b}, {'n+m' * to_bias}"
+
+
 _gemm_backward = Recorded(
     "gemm_backward",
     "(Tensor dc, Tensor a, Tensor b, bool to_a, bool to_b, bool to_bias, Scalar alpha) -> (Tensor, Tensor, Tensor)",
     _run_backward,
     _empty_gradients,
+    axes=_backward_axes,
     setup=_backward_setup,
     backward=_backward_grad,
 )
@@ -248,6 +254,7 @@ def _bmm_grad(ctx: Any, grad: Tensor) -> Any:
 _bmm = Op(
     "bmm",
     "Tensor input, Tensor mat2, Scalar alpha=1",
+    axes="bmk, bkn -> bmn+k",
     shape=_bmm_shape,
     fill=_mm_fill,
     setup=_mm_setup,
@@ -270,7 +277,7 @@ def bmm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
 # --- addmm and baddbmm ---
 
 
-def _add_product(name: str, rank: int, factors: tuple[str, str], *, sums: bool = False) -> Op:
+def _add_product(name: str, axes: str, rank: int, factors: tuple[str, str], *, sums: bool = False) -> Op:
     """``beta * input + alpha * first @ second``, of ``factors`` of ``rank`` axes; ``sums``: over the batch too."""
 
     def shape(input: Tensor, first: Tensor, second: Tensor, beta: float = 1, alpha: float = 1) -> Sequence[int]:
@@ -334,7 +341,8 @@ def _add_product(name: str, rank: int, factors: tuple[str, str], *, sums: bool =
 
     parameters = f"Tensor input, Tensor {factors[0]}, Tensor {factors[1]}, Scalar beta=1, Scalar alpha=1"
     linearity = Linearity(terms=(0,), factors=(1, 2))
-    return Op(name, parameters, shape=shape, fill=fill, setup=setup, backward=backward, linearity=linearity)
+    how: dict[str, Any] = {"setup": setup, "backward": backward, "linearity": linearity}
+    return Op(name, parameters, axes=axes, shape=shape, fill=fill, **how)
 
 
 def _is_row(shape: Sequence[int], columns: int) -> bool:
@@ -342,9 +350,9 @@ def _is_row(shape: Sequence[int], columns: int) -> bool:
     return bool(shape) and shape[-1] == columns and all(n == 1 for n in shape[:-1])
 
 
-_addmm = _add_product("addmm", 2, ("mat1", "mat2"))
-_baddbmm = _add_product("baddbmm", 3, ("batch1", "batch2"))
-_addbmm = _add_product("addbmm", 3, ("batch1", "batch2"), sums=True)
+_addmm = _add_product("addmm", "mn+k, mk, kn -> mn+k", 2, ("mat1", "mat2"))
+_baddbmm = _add_product("baddbmm", "bmn+k, bmk, bkn -> bmn+k", 3, ("batch1", "batch2"))
+_addbmm = _add_product("addbmm", "mn+kb, bmk, bkn -> mn+kb", 3, ("batch1", "batch2"), sums=True)
 
 
 @replayed

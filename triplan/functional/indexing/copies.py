@@ -197,6 +197,7 @@ def _masked_grad(ctx: Any, grad: Tensor) -> Any:
 _masked_scatter = Op(
     "masked_scatter",
     "Tensor input, Tensor mask, Tensor source",
+    axes=None,  # values choose where elements are written
     shape=_masked_shape,
     update=_masked_update,
     setup=_masked_setup,

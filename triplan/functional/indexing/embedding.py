@@ -70,6 +70,7 @@ def _embedding_grad(ctx: Any, grad: Tensor) -> Any:
 _embedding = Op(
     "embedding",
     "Tensor weight, Tensor indices, SymInt? padding_idx=None, bool check_indices=False",
+    axes=".e, * -> *e",
     shape=_embedding_shape,
     fill=_embedding_fill,
     setup=_embedding_setup,
@@ -119,6 +120,7 @@ def _embedding_backward_grad(ctx: Any, grad: Tensor) -> Any:
 _embedding_backward = Op(
     "embedding_backward",
     "Tensor grad, Tensor indices, SymInt num_embeddings, SymInt? padding_idx=None",
+    axes="*e, * -> .e+*",
     shape=_embedding_backward_shape,
     fill=_embedding_backward_fill,
     setup=_embedding_backward_setup,

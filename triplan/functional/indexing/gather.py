@@ -29,6 +29,7 @@ from triplan.functional._shapes import (
     check_same_dtype,
     narrowed,
 )
+from triplan.functional._sharding.axes import dots, put, shared
 
 __all__ = ["gather", "gather_with_grad", "scatter_add", "scatter_add_"]
 
@@ -67,9 +68,15 @@ def _gather_grad(ctx: Any, grad: Tensor) -> Any:
     return _gather_backward(grad, ctx.dim, index, ctx.shape, ctx.wrap_negative), None, None, None, None
 
 
+def _gather_axes(input: Any, dim: int, index: Any, *_: Any) -> str | None:
+    axes = shared(dim, input, index)
+    return axes and f"{axes}, {put(axes, dim, 'z')} -> {put(axes, dim, 'z')}"
+
+
 _gather = Op(
     "gather",
     "Tensor input, int dim, Tensor index, bool check_indices=False, bool wrap_negative=False",
+    axes=_gather_axes,
     shape=_gather_shape,
     fill=_gather_fill,
     setup=_gather_setup,
@@ -112,9 +119,18 @@ def _backward_grad(ctx: Any, grad: Tensor) -> Any:
     return _gather(grad, ctx.dim, index, False, ctx.wrap_negative), None, None, None, None
 
 
+def _backward_axes(grad: Any, dim: int, index: Any, shape: Sequence[int], *_: Any) -> str | None:
+    rank = len(shape)
+    if not rank or len(grad.shape) != rank:
+        return None
+    line = put(dots(rank), dim, "z")
+    return f"{line}, {line} -> {dots(rank)}+z"
+
+
 _gather_backward = Op(
     "gather_backward",
     "Tensor grad, int dim, Tensor index, SymInt[] shape, bool wrap_negative=False",
+    axes=_backward_axes,
     shape=_backward_shape,
     fill=_backward_fill,
     setup=_backward_setup,
@@ -203,9 +219,23 @@ def _add_grad(ctx: Any, grad: Tensor) -> Any:
     return grad if to_input else None, None, None, _grad_of_src(ctx, index, grad) if to_src else None, None
 
 
+def _scatter_axes(input: Any, dim: int, index: Any, src: Any, *_: Any) -> str | None:
+    axes = shared(dim, input, index, src)
+    return axes and f"{axes}, {axes}, {axes} -> {axes}"
+
+
+def _add_axes(input: Any, dim: int, index: Any, src: Any, *_: Any) -> str | None:
+    axes = shared(dim, input, index, src)
+    if not axes or index.shape[dim] != src.shape[dim]:
+        return _scatter_axes(input, dim, index, src)
+    line = put(axes, dim, "z")
+    return f"{axes}+z, {line}, {line} -> {axes}+z"
+
+
 _scatter_add = Op(
     "scatter_add",
     "Tensor input, int dim, Tensor index, Tensor src, bool check_indices=False",
+    axes=_add_axes,
     shape=_add_shape,
     update=_add_update,
     setup=_scatter_setup,
@@ -281,6 +311,7 @@ def _put_grad(ctx: Any, grad: Tensor) -> Any:
 _scatter = Op(
     "scatter",
     "Tensor input, int dim, Tensor index, Tensor src, bool check_indices=False, bool wrap_negative=False",
+    axes=_scatter_axes,
     shape=_put_shape,
     update=_put_update,
     setup=_scatter_setup,

@@ -91,6 +91,7 @@ _normed = Recorded(
     " -> (Tensor out, Tensor rows, Tensor rstd)",
     _kernel,
     _fake,
+    axes=".., *, . -> *., *., *",
     setup=_setup,
     backward=_grad,
 )

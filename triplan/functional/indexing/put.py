@@ -125,6 +125,7 @@ def _read(grad: Tensor, indices: Sequence[Tensor]) -> Tensor:
 _index_put = Op(
     "index_put",
     "Tensor input, Tensor[] indices, Tensor values, bool accumulate=False, bool check_indices=False",
+    axes=None,  # values choose where elements are written
     shape=_put_shape,
     update=_put_update,
     setup=_put_setup,

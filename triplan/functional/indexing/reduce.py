@@ -27,6 +27,7 @@ from triplan.functional.indexing.gather import (
     _padded,
     _scatter,
     _scatter_add,
+    _scatter_axes,
     _scatter_operands,
 )
 from triplan.sku import ElementKind
@@ -150,6 +151,7 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
 _scatter_reduce = Op(
     "scatter_reduce",
     "Tensor input, int dim, Tensor index, Tensor src, str reduce, bool include_self=True, bool check_indices=False",
+    axes=_scatter_axes,
     shape=_shape,
     update=_update,
     setup=_setup,

@@ -29,6 +29,7 @@ from triplan.functional._shapes import (
     check_same_dtype,
     require,
 )
+from triplan.functional._sharding.axes import but, dots, put
 
 __all__ = ["index_add", "index_add_", "index_select"]
 
@@ -76,9 +77,16 @@ def _select_grad(ctx: Any, grad: Tensor) -> Any:
     return _index_select_backward(grad, ctx.dim, index, ctx.shape, ctx.wrap_negative), None, None, None, None
 
 
+def _select_axes(input: Any, dim: int, index: Any, *_: Any) -> str | None:
+    rank = len(input.shape)
+    axes = but(rank, dim)
+    return f"{axes}, z -> {put(axes, dim, 'z')}" if rank and len(index.shape) == 1 else None
+
+
 _index_select = Op(
     "index_select",
     "Tensor input, int dim, Tensor index, bool check_indices=False, bool wrap_negative=False",
+    axes=_select_axes,
     shape=_select_shape,
     fill=_select_fill,
     setup=_select_setup,
@@ -118,9 +126,17 @@ def _select_backward_grad(ctx: Any, grad: Tensor) -> Any:
     return _index_select(grad, ctx.dim, index, False, ctx.wrap_negative), None, None, None, None
 
 
+def _select_backward_axes(grad: Any, dim: int, index: Any, shape: Sequence[int], *_: Any) -> str | None:
+    rank = len(shape)
+    if not rank or len(index.shape) != 1:
+        return None
+    return f"{put(dots(rank), dim, 'z')}, z -> {dots(rank)}+z"
+
+
 _index_select_backward = Op(
     "index_select_backward",
     "Tensor grad, int dim, Tensor index, SymInt[] shape, bool wrap_negative=False",
+    axes=_select_backward_axes,
     shape=_select_backward_shape,
     fill=_select_backward_fill,
     setup=_select_backward_setup,
@@ -209,9 +225,18 @@ def _add_grad(ctx: Any, grad: Tensor) -> Any:
     return grad if to_input else None, None, None, read, None, None
 
 
+def _add_axes(input: Any, dim: int, index: Any, source: Any, *_: Any) -> str | None:
+    rank = len(input.shape)
+    if not rank or len(index.shape) != 1 or len(source.shape) != rank:
+        return None
+    axes = but(rank, dim)
+    return f"{axes}+z, z, {put(axes, dim, 'z')} -> {axes}+z"
+
+
 _index_add = Op(
     "index_add",
     "Tensor input, int dim, Tensor index, Tensor source, Scalar alpha=1, bool check_indices=False",
+    axes=_add_axes,
     shape=_add_shape,
     update=_add_update,
     setup=_add_setup,

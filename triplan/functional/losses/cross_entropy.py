@@ -38,6 +38,8 @@ from triplan.functional.losses.shared import (
     checked,
     compute_dtype,
     legacy,
+    loss_axes,
+    loss_backward_axes,
     new_result,
     run_loss,
     shaped,
@@ -197,6 +199,7 @@ _cross_entropy = Recorded(
     f"(Tensor x, Tensor target, {TABLES}, {HOW}) -> (Tensor, Tensor)",
     _forward_kernel,
     _forward_fake,
+    axes=loss_axes(2),
     setup=_setup,
     backward=_grad,
 )
@@ -205,6 +208,7 @@ _cross_entropy_backward = Recorded(
     f"(Tensor dloss, Tensor x, Tensor target, Tensor lse, {TABLES}, {HOW}) -> Tensor",
     _backward_kernel,
     _backward_fake,
+    axes=loss_backward_axes(lse=True),
     setup=_backward_setup,
     backward=_backward_grad,
 )

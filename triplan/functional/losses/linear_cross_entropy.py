@@ -411,12 +411,29 @@ def _refuse(ctx: Any, *grads: Any) -> Any:
     raise NotImplementedError("linear_cross_entropy_backward is not differentiable")
 
 
+def _gradient_axes(wants: int) -> str:
+    return f"{'n.' if wants & 1 else ''}, {'..+n' if wants & 2 else ''}, {'.+n' if wants & 4 else ''}"
+
+
+def _axes(*args: Any) -> str | None:
+    wants, reduction = args[6], args[8]
+    loss = {"none": "n", "sum": "+n"}.get(reduction)
+    grads = _gradient_axes(wants if reduction == "sum" else 0)
+    return None if loss is None else f"n., .., ., n, . -> {loss}, n, , {grads}"
+
+
+def _backward_axes(*args: Any) -> str | None:
+    wants, reduction = args[8], args[9]
+    return f"n, n., .., ., n, ., n -> {_gradient_axes(wants)}" if reduction == "none" else None
+
+
 _TENSORS = "Tensor x, Tensor linear, Tensor? bias, Tensor target, Tensor? weight"
 _op = Recorded(
     "linear_cross_entropy",
     f"({_TENSORS}, float softcap, int wants, bool wide, {HOW}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _kernel,
     _fake,
+    axes=_axes,
     setup=_setup,
     backward=_grad,
 )
@@ -425,6 +442,7 @@ _backward = Recorded(
     f"(Tensor dloss, {_TENSORS}, Tensor lse, float softcap, int wants, {HOW}) -> (Tensor, Tensor, Tensor)",
     _backward_kernel,
     _backward_fake,
+    axes=_backward_axes,
     setup=lambda ctx, inputs, output: None,
     backward=_refuse,
 )

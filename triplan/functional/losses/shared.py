@@ -11,6 +11,7 @@ from triplan.descriptors.losses import Reduction
 from triplan.errors import shown
 from triplan.functional._plans import run
 from triplan.functional._shapes import check_index_dtype, check_same_device, require
+from triplan.functional._sharding.axes import Rule
 from triplan.sku import ElementKind
 
 Tensor = torch.Tensor
@@ -93,6 +94,27 @@ def legacy(reduction: str, size_average: bool | None, reduce: bool | None) -> st
 
 HOW = "str reduction, SymInt ignore_index, float label_smoothing, bool check_indices"
 TABLES = "Tensor? weight, Tensor? bytes"
+
+
+def loss_axes(results: int) -> Rule:
+    """Rows are losses of their own, or terms of a sum; a mean needs the divisor of all rows."""
+
+    def rule(x: Any, target: Any, weight: Any, bytes: Any, reduction: str, *_: Any) -> str | None:
+        loss = {"none": "n*", "sum": "+n*"}.get(reduction)
+        return None if loss is None else f"n.*, n*, ., . -> {loss}{', n*' * (results - 1)}"
+
+    return rule
+
+
+def loss_backward_axes(lse: bool) -> Rule:
+    """``lse``: whether the op reads the rows' logarithms of sums."""
+
+    def rule(dloss: Any, x: Any, target: Any, *rest: Any) -> str | None:
+        reduction = rest[3 if lse else 2]
+        incoming = {"none": "n*", "sum": ""}.get(reduction)
+        return None if incoming is None else f"{incoming}, n.*, n*{', n*' * lse}, ., . -> n.*"
+
+    return rule
 
 
 def compute_dtype(t: Tensor) -> torch.dtype:

@@ -85,8 +85,8 @@ def _max_grad(ctx: Any, grad: Tensor, _: Any) -> Any:
 
 
 _max_pool = Recorded(
-    "max_pool2d", f"(Tensor input, {_HOW}) -> (Tensor, Tensor)", _max_kernel, _max_fake, setup=_max_setup,
-    backward=_max_grad,
+    "max_pool2d", f"(Tensor input, {_HOW}) -> (Tensor, Tensor)", _max_kernel, _max_fake,
+    axes="nc.. -> nc.., nc..", setup=_max_setup, backward=_max_grad,
 )  # fmt: skip
 
 
@@ -117,6 +117,7 @@ _max_backward = Recorded(
     f"(Tensor dout, Tensor indices, SymInt[] size, {_HOW}) -> Tensor",
     _max_backward_kernel,
     lambda dout, indices, size, *how: _of_size(dout, size),
+    axes="nc.., nc.. -> nc..",
     setup=_indices_setup,
     backward=_chosen,
     linearity=Linearity((0,)),
@@ -160,10 +161,8 @@ def linear_op(
     def backward_grad(ctx: Any, g: Tensor) -> Any:
         return op(g, *ctx.how), *(None,) * (1 + len(fields))
 
-    linear = Linearity((0,))
-    op = Recorded(
-        name, f"(Tensor input, {parameters}) -> Tensor", compute, fake, setup=setup, backward=grad, linearity=linear
-    )
+    linear: dict[str, Any] = {"axes": "nc.. -> nc..", "linearity": Linearity((0,))}
+    op = Recorded(name, f"(Tensor input, {parameters}) -> Tensor", compute, fake, setup=setup, backward=grad, **linear)
     back = Recorded(
         f"{name}_backward",
         f"(Tensor dout, SymInt[] size, {parameters}) -> Tensor",
@@ -171,7 +170,7 @@ def linear_op(
         lambda dout, size, *how: _of_size(dout, size),
         setup=backward_setup,
         backward=backward_grad,
-        linearity=linear,
+        **linear,
     )
     return op
 

@@ -48,6 +48,7 @@ def _drop_grad(ctx: Any, g: Tensor) -> Any:
 _dropped = Op(
     "dropout",
     "Tensor x, Tensor? state, int seed, int offset, float p, SymInt first, SymInt[]? whole=None",
+    axes=None,  # draws by the number of an element among all
     shape=_droppable,
     fill=_drop,
     update=lambda out, *how: _drop(out, out, *how),
@@ -89,6 +90,7 @@ _dropped_and_kept = Recorded(
     "(Tensor x, int seed, int offset, float p, SymInt first) -> (Tensor, Tensor)",
     _drop_and_keep,
     _empty_and_kept,
+    axes=None,  # draws by the number of an element among all
     setup=_keep_setup,
     backward=_keep_grad,
 )

@@ -131,6 +131,7 @@ filled = Op(
     "random",
     "Tensor target, Tensor? state, int seed, int offset, str op, Scalar[] parameters, SymInt first, "
     "SymInt[]? whole=None",
+    axes=None,  # draws by the number of an element among all
     shape=fillable,
     update=_fill,
     setup=lambda ctx, inputs, output: None,
@@ -158,6 +159,7 @@ def _choosable(x: Tensor, *how: Any) -> Sequence[int]:
 chosen = Op(
     "bernoulli",
     "Tensor x, Tensor? state, int seed, int offset, SymInt first, SymInt[]? whole=None",
+    axes=None,  # draws by the number of an element among all
     shape=_choosable,
     fill=_choose,
     setup=lambda ctx, inputs, output: None,

@@ -12,6 +12,7 @@ from triplan.facade import ExtremumPlan, ReducePlan
 from triplan.functional._ops import Recorded
 from triplan.functional._plans import run
 from triplan.functional._shapes import axis
+from triplan.functional._sharding.axes import reduced
 from triplan.functional.reductions.gradients import gradient
 
 Tensor = torch.Tensor
@@ -104,12 +105,23 @@ def _backward(ctx: Any, *grads: Any) -> Any:
     return None, gradient(ctx, grads, mean), None, None, None, None, None
 
 
+def _axes_of_op(op: str, input: Any, dims: Sequence[int], keepdim: bool, *_: Any) -> str:
+    axes, kept, sums = reduced(op, (input,), dims, keepdim)
+    return f"{axes} -> {kept}+{sums}"
+
+
+def _axes_of_extremum(op: str, input: Any, dims: Sequence[int], keepdim: bool, *_: Any) -> str:
+    axes, kept, _sums = reduced(op, (input,), dims, keepdim)
+    return f"{axes} -> {kept}, {kept}"
+
+
 _PARAMETERS = "str op, Tensor input, int[] dims, bool keepdim, ScalarType? dtype, float correction, float order"
 reduce = Recorded(
     "reduce",
     f"({_PARAMETERS}) -> Tensor",
     lambda *args: _compute(*args)[0],
     lambda *args: _empty(*args)[0],
+    axes=_axes_of_op,
     setup=_setup,
     backward=_backward,
 )
@@ -118,6 +130,7 @@ extremum = Recorded(
     f"({_PARAMETERS}) -> (Tensor, Tensor)",
     lambda *args: tuple(_compute(*args)),
     lambda *args: tuple(_empty(*args)),
+    axes=_axes_of_extremum,
     setup=_setup,
     backward=_backward,
 )

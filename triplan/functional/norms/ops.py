@@ -1,4 +1,4 @@
-"""rms_norm and layer_norm over trailing axes, as torch has them, and l2_norm along any axis.
+"""The registered ops: norms of rows and their gradients.
 
 The results of one registered op are the norm, its statistics and the sum with a residual; its backward is another op.
 Each is differentiated as a function of all its tensors, statistics among them, so that derivatives of every order
@@ -8,13 +8,11 @@ follow from two formulas. That of the backward is in plain torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import reduce
-from typing import Any, overload
+from typing import Any
 
 import torch
 
-from triplan.errors import shown
 from triplan.facade import (
     L2NormBackwardPlan,
     L2NormPlan,
@@ -24,204 +22,18 @@ from triplan.facade import (
     RmsNormBackwardPlan,
     RmsNormPlan,
 )
-from triplan.functional._autocast import widened
-from triplan.functional._ops import Recorded, composed
+from triplan.functional._ops import Recorded
 from triplan.functional._plans import run
-from triplan.functional._replay.replay import replayed
+from triplan.functional._sharding.axes import dots
 from triplan.sku import ElementKind
 
-__all__ = ["l2_norm", "layer_norm", "normalize", "rms_norm"]
-
 Tensor = torch.Tensor
+_PARAMETERS = ("weight", "bias", "dweight", "dbias")
 
 
-def _axes(
-    name: str,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    residual: Tensor | None,
-    **parameters: Tensor | None,
-) -> int:
-    """The number of trailing axes that make a row."""
-    shape = tuple(normalized_shape)
-    at = input.dim() - len(shape)
-    if not shape or at < 0 or tuple(input.shape[at:]) != shape:
-        given = shown(list(shape))
-        raise RuntimeError(
-            f"{name}(): Given normalized_shape={given}, expected input with shape [*, {given[1:]}, but got input of "
-            f"size{list(input.shape)}"
-        )
-    for what, p in parameters.items():
-        if p is None:
-            continue
-        if tuple(p.shape) != shape:
-            raise RuntimeError(
-                f"{name}(): Expected {what} to be of same shape as normalized_shape, got {list(p.shape)}"
-            )
-        if p.device != input.device:
-            raise RuntimeError(f"{name}(): {what} is on {p.device}, but input on {input.device}")
-    for what, p in {"input": input, **parameters}.items():
-        if p is not None and not p.is_floating_point():
-            raise RuntimeError(f"{name}(): expected floating-point tensors, but {what} is {p.dtype}")
-    if residual is not None and (
-        residual.shape != input.shape
-        or not (residual.dtype == input.dtype or _is_branch(input, residual))
-        or residual.device != input.device
-    ):
-        raise RuntimeError(
-            f"{name}(): residual is {residual.dtype} of {list(residual.shape)} on {residual.device}, but input "
-            f"{input.dtype} of {list(input.shape)} on {input.device}"
-        )
-    return len(shape)
-
-
-def _is_branch(input: Tensor, wide: Tensor) -> bool:
+def is_branch(input: Tensor, wide: Tensor) -> bool:
     """Whether ``input`` is what a layer in 16 bits adds to a wider sum of all layers."""
     return input.dtype in (torch.float16, torch.bfloat16) and wide.dtype in (torch.float32, torch.float64)
-
-
-@overload
-def rms_norm(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    eps: float | None = None,
-    *,
-    weight_offset: int = 0,
-    residual: None = None,
-) -> Tensor: ...
-
-
-@overload
-def rms_norm(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    eps: float | None = None,
-    *,
-    weight_offset: int = 0,
-    residual: Tensor,
-) -> tuple[Tensor, Tensor]: ...
-
-
-@replayed
-def rms_norm(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    eps: float | None = None,
-    *,
-    weight_offset: int = 0,
-    residual: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """``input / sqrt(mean(input**2) + eps) * weight`` over the trailing axes (torch.nn.functional.rms_norm).
-
-    ``input``: f16, bf16, f32 or f64; ``weight``: of ``normalized_shape``; ``eps``: by default torch's ``eps`` of the
-    dtype in which ``input`` is computed. ``weight_offset`` (0 or 1) is added to the weight. If the dtypes differ, all
-    is computed from copies in the narrowest that holds both, and the result is rounded to ``input``'s. Under autocast
-    all are converted to f32 where torch does so.
-
-    Returns a tensor of ``input``'s shape; with a ``residual`` of that shape and dtype, the norm of ``input + residual``
-    and that sum, both from one pass. If ``input`` is f16 or bf16, ``residual`` may be f32 or f64: so is the sum then,
-    the norm is of ``input``'s dtype, and autocast converts neither. Differentiable in ``input``, ``weight`` and
-    ``residual``, any number of times. Raises ``RuntimeError`` for shapes, dtypes and devices that do not fit,
-    ``InvalidProblem`` for an offset without a weight.
-    """
-    if residual is None or not _is_branch(input, residual):
-        (input,), (weight, residual) = widened("rms_norm", input), widened("rms_norm", weight, residual)
-    axes = _axes("rms_norm", input, normalized_shape, residual, weight=weight)
-    if eps is None:
-        eps = torch.finfo(ElementKind.of((input if residual is None else residual).dtype).compute.torch).eps
-    out, _, _, summed = _rms_norm(input, axes, weight, None, residual, eps, weight_offset)
-    return out if residual is None else (out, summed)
-
-
-@overload
-def layer_norm(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    *,
-    weight_offset: int = 0,
-    residual: None = None,
-) -> Tensor: ...
-
-
-@overload
-def layer_norm(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    *,
-    weight_offset: int = 0,
-    residual: Tensor,
-) -> tuple[Tensor, Tensor]: ...
-
-
-@replayed
-def layer_norm(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    *,
-    weight_offset: int = 0,
-    residual: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """``(input - mean) / sqrt(var + eps) * weight + bias`` over the trailing axes (torch.nn.functional.layer_norm).
-
-    ``input``: f16, bf16, f32 or f64; ``weight`` and ``bias``: of ``normalized_shape``. ``weight_offset``, ``residual``,
-    other dtypes, results and errors are as in ``rms_norm``. Differentiable in all tensors, any number of times.
-    """
-    if residual is None or not _is_branch(input, residual):
-        (input,), (weight, bias, residual) = widened("layer_norm", input), widened("layer_norm", weight, bias, residual)
-    axes = _axes("layer_norm", input, normalized_shape, residual, weight=weight, bias=bias)
-    out, _, _, summed = _layer_norm(input, axes, weight, bias, residual, eps, weight_offset)
-    return out if residual is None else (out, summed)
-
-
-@replayed
-def l2_norm(input: Tensor, dim: int = -1, eps: float = 1e-12) -> Tensor:
-    """``input / max(sqrt(sum(input**2)), eps)`` along ``dim`` (torch.nn.functional.normalize; its dim is 1).
-
-    ``input``: f16, bf16, f32 or f64; under autocast it is converted to f32 where torch does so. Returns a tensor of its
-    shape. Differentiable, any number of times. A contiguous ``input`` has a contiguous result, as in torch; both are
-    copied unless ``dim`` is the last axis. Raises ``IndexError`` for a ``dim`` out of range, ``RuntimeError`` for
-    integers.
-    """
-    (input,) = widened("l2_norm", input)
-    if not input.is_floating_point():
-        raise RuntimeError(f"l2_norm(): expected a floating-point tensor, but got {input.dtype}")
-    moved = input.movedim(dim, -1) if input.dim() else input.reshape(1)
-    rows = 1
-    for extent in moved.shape[:-1]:
-        rows = rows * extent
-    out: Tensor = _l2_norm(moved.reshape(rows, moved.shape[-1]), eps)[0]
-    if input.dim() == 0:
-        return out.reshape(())
-    out = out.reshape(moved.shape).movedim(-1, dim)
-    return out.contiguous() if input.is_contiguous() else out
-
-
-@replayed
-def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None) -> Tensor:
-    """``l2_norm`` with torch's name and defaults (torch.nn.functional.normalize).
-
-    A ``p`` other than 2, which is rare and has no kernel, is computed by torch's own, without a plan and its guarantee.
-    """
-    if p != 2:
-        return composed("normalize", out, (input,), lambda: torch.nn.functional.normalize(input, p, dim, eps))
-    return composed("normalize", out, (input,), lambda: l2_norm(input, dim, eps))
-
-
-# --- registered ops ---
-
-_PARAMETERS = ("weight", "bias", "dweight", "dbias")
 
 
 def _element(*tensors: Tensor | None) -> torch.dtype:
@@ -301,7 +113,7 @@ def _make(
         written = _present(out=out, summed=None if residual is None else summed)
         statistics = _present(mean=mean if centred else None, rstd=rstd)
         element = _element(x, weight, bias, residual)
-        branch = ("x", "out") if residual is not None and _is_branch(x, residual) else ()
+        branch = ("x", "out") if residual is not None and is_branch(x, residual) else ()
         _run(forward_plan, axes, element, read, written, statistics, branch, eps=eps, weight_offset=weight_offset)
         return found
 
@@ -327,13 +139,13 @@ def _make(
             dx = dx + spread.expand(_rows(x, ctx.axes).shape).to(x.dtype).reshape(x.shape)
         parameters = (None if weight is None else dweight, None if bias is None else dbias)
         # input and residual share one gradient tensor, as in torch's addition: autograd then knows to steal neither.
-        rounded = dbranch if _is_branch(dout, x) and drstd is None and dmean is None else dx.to(ctx.dtype)
+        rounded = dbranch if is_branch(dout, x) and drstd is None and dmean is None else dx.to(ctx.dtype)
         return rounded, None, *parameters, dx if ctx.added else None, None, None
 
     def backward_fake(
         dout: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        narrow = dout.new_empty(x.shape if _is_branch(dout, x) else 0)
+        narrow = dout.new_empty(x.shape if is_branch(dout, x) else 0)
         return x.new_empty(x.shape), _like(weight, x), _like(bias, x), narrow
 
     def backward_kernel(
@@ -348,7 +160,7 @@ def _make(
         weight_offset: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dx, dweight, dbias, dbranch = found = backward_fake(dout, x, mean, rstd, weight, bias)
-        branch, element = ("dout", "dbranch") if _is_branch(dout, x) else (), _element(x, weight, bias)
+        branch, element = ("dout", "dbranch") if is_branch(dout, x) else (), _element(x, weight, bias)
         read = _present(dout=dout, x=x, weight=weight, dsummed=dsummed)
         parameters = {"dweight": None if weight is None else dweight, "dbias": None if bias is None else dbias}
         written = _present(dx=dx, dbranch=dbranch if branch else None, **parameters)
@@ -358,7 +170,7 @@ def _make(
 
     def backward_setup(ctx: Any, inputs: Any, output: Any) -> None:
         dout, x, mean, rstd, weight, bias, dsummed, ctx.axes, ctx.weight_offset = inputs
-        ctx.biased, ctx.added, ctx.branch = bias is not None, dsummed is not None, _is_branch(dout, x)
+        ctx.biased, ctx.added, ctx.branch = bias is not None, dsummed is not None, is_branch(dout, x)
         ctx.save_for_backward(dout, x, mean, rstd, weight)
 
     def backward_grad(ctx: Any, of_dx: Tensor, of_dweight: Tensor, of_dbias: Tensor, of_dbranch: Tensor) -> Any:
@@ -395,12 +207,27 @@ def _make(
             None,
         )
 
+    def axes_of(x: Any, axes: int, weight: Any, bias: Any, residual: Any, *_: Any) -> str:
+        row = dots(axes)
+        summed = f"*{row}" if residual is not None else ""
+        return f"*{row}, {row}, {row}, *{row} -> *{row}, {'*' * centred}, *, {summed}"
+
+    def backward_axes_of(
+        dout: Any, x: Any, mean: Any, rstd: Any, weight: Any, bias: Any, dsummed: Any, axes: int, *_: Any
+    ) -> str:
+        row = dots(axes)
+        sums = [f"{row}+*" if p is not None else "" for p in (weight, bias)]
+        branch = f"*{row}" if dout.tensor_meta.dtype != x.tensor_meta.dtype else ""
+        given = f"*{row}, *{row}, {'*' if centred else '.'}, *, {row}, {row}, *{row}"
+        return f"{given} -> *{row}, {sums[0]}, {sums[1]}, {branch}"
+
     op = Recorded(
         name,
         "(Tensor x, int axes, Tensor? weight, Tensor? bias, Tensor? residual, float eps, int weight_offset)"
         " -> (Tensor out, Tensor mean, Tensor rstd, Tensor summed)",
         kernel,
         fake,
+        axes=axes_of,
         setup=setup,
         backward=grad,
     )
@@ -410,6 +237,7 @@ def _make(
         " int weight_offset) -> (Tensor dx, Tensor dweight, Tensor dbias, Tensor dbranch)",
         backward_kernel,
         backward_fake,
+        axes=backward_axes_of,
         setup=backward_setup,
         backward=backward_grad,
     )
@@ -417,8 +245,8 @@ def _make(
 
 
 #: Results, where the ``axes`` trailing axes of x form a row: the norm, mean (empty in rms_norm), rstd, x + residual.
-_rms_norm, _ = _make("rms_norm", RmsNormPlan, RmsNormBackwardPlan)
-_layer_norm, _ = _make("layer_norm", LayerNormPlan, LayerNormBackwardPlan)
+rms_norm_op, _ = _make("rms_norm", RmsNormPlan, RmsNormBackwardPlan)
+layer_norm_op, _ = _make("layer_norm", LayerNormPlan, LayerNormBackwardPlan)
 
 
 # --- l2_norm, of the rows of a matrix ---
@@ -479,11 +307,12 @@ def _l2_norm_backward_grad(ctx: Any, of_dx: Tensor) -> Any:
     return to_d.to(dout.dtype), to_x.to(x.dtype), to_norm, None
 
 
-_l2_norm = Recorded(
+l2_norm_op = Recorded(
     "l2_norm",
     "(Tensor x, float eps) -> (Tensor out, Tensor norm)",
     _l2_norm_kernel,
     _l2_norm_fake,
+    axes="n. -> n., n",
     setup=_l2_norm_setup,
     backward=_l2_norm_grad,
 )
@@ -492,6 +321,7 @@ _l2_norm_backward = Recorded(
     "(Tensor dout, Tensor x, Tensor norm, float eps) -> Tensor",
     _l2_norm_backward_kernel,
     _l2_norm_backward_fake,
+    axes="n., n., n -> n.",
     setup=_l2_norm_backward_setup,
     backward=_l2_norm_backward_grad,
 )

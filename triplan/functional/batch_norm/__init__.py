@@ -1,0 +1,1 @@
+from triplan.functional.batch_norm.calls import *

@@ -1,0 +1,1 @@
+from triplan.functional.norms.calls import *
