@@ -30,6 +30,11 @@ Tensor = torch.Tensor
 Line = Callable[..., tuple[Any, ...] | Tensor]
 #: Ops by their text, with the signature.
 TABLE: dict[str, Callable[..., Tensor]] = {}
+#: Functions that torch's autocast computes in f32. (Of the others that it converts for, promotion does the same.)
+_WIDENED = {
+    *("acos", "asin", "cosh", "exp", "expm1", "log", "log10", "log1p", "log2", "pow", "reciprocal", "rsqrt", "sinh"),
+    *("softplus", "tan"),
+}
 
 
 def operands_of(name: str, operands: Sequence[Any]) -> tuple[str, list[Tensor], list[Number]]:
@@ -69,7 +74,7 @@ def run_line(
             _check_out(name, out, [line], line.shape)  # refuses what autograd records
         return line
     kinds, tensors, numbers = operands_of(name, line[1:])
-    if name != "prelu":  # which its line has narrowed
+    if name in _WIDENED:
         tensors = list(widened(name, *tensors))
     text = f"{line[0]} {kinds}"
     return call(name, text, _in_default_dtype(text, tensors, numbers), numbers, out, target)

@@ -83,7 +83,7 @@ def cross_entropy(
     ``check_indices`` the call synchronises and raises. ``RuntimeError`` or ``ValueError`` for arguments that do not
     fit, and for a ``weight`` or ``bytes`` that requires grad.
     """
-    (input,) = widened("cross_entropy", input)
+    (input,) = widened("nll_loss", input)  # in which torch's ends
     reduction = legacy(reduction, size_average, reduce)
     if target.is_floating_point():
         return _with_probabilities(input, target, weight, reduction, label_smoothing, bytes)

@@ -132,7 +132,7 @@ def linear_cross_entropy(
     wanted = [torch.is_grad_enabled() and t is not None and (every or t.requires_grad) for t in (*tensors, None)[:3]]
     matrix = input if input.dim() == 2 else input.unsqueeze(0)
     bits = sum(1 << i for i, wants in enumerate(wanted) if wants)
-    wide = widened("cross_entropy", input.detach().new_empty(0))[0].dtype != input.dtype
+    wide = widened("nll_loss", input.detach().new_empty(0))[0].dtype != input.dtype
     out: Tensor = _op(matrix, linear_weight, linear_bias, rows, weight, softcap, bits, wide, *how)[0]
     # (fully_shard warns of modules that return a view.)
     return out.reshape(target.shape) if reduction == "none" else out

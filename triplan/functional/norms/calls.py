@@ -173,7 +173,7 @@ def l2_norm(input: Tensor, dim: int = -1, eps: float = 1e-12) -> Tensor:
     copied unless ``dim`` is the last axis. Raises ``IndexError`` for a ``dim`` out of range, ``RuntimeError`` for
     integers.
     """
-    (input,) = widened("l2_norm", input)
+    (input,) = widened("norm", input)
     if not input.is_floating_point():
         raise RuntimeError(f"l2_norm(): expected a floating-point tensor, but got {input.dtype}")
     moved = input.movedim(dim, -1) if input.dim() else input.reshape(1)

@@ -30,6 +30,13 @@ _sym_int: Callable[..., int] = torch.sym_int
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 #: The modes of ``interpolate`` by the axes of pixels they take.
 _MODES = {"nearest": (1, 2), "nearest-exact": (1, 2), "area": (1, 2), "linear": (1,), "bilinear": (2,)}
+#: torch's op of each mode.
+_TORCHS = {
+    "nearest": "upsample_nearest2d",
+    "nearest-exact": "_upsample_nearest_exact2d",
+    "linear": "upsample_linear1d",
+    "bilinear": "upsample_bilinear2d",
+}
 
 _nearest = linear_op(
     "upsample_nearest2d",
@@ -125,7 +132,7 @@ def _resized(
     sizes, scales = _sizes(input, size, scale_factor, recompute_scale_factor or (area and size is None))
     if area:
         return adapted(axes, input, sizes)
-    (images,) = widened(f"interpolate {mode}", input)
+    (images,) = widened(_TORCHS[mode], input)
     if axes == 1:
         images, sizes, scales = images.unsqueeze(2), [1, *sizes], [0.0, *scales]
     out: Tensor

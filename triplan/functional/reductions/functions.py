@@ -52,7 +52,8 @@ def _call(
     _refuse_complex(op, input.dtype, dtype)
     if dtype is None and out is not None and op in ("sum", "mean", "prod", "vector_norm"):
         dtype = out.dtype
-    wide = widened(op, input.new_empty(0))[0].dtype
+    torchs = "linalg_vector_norm" if op == "vector_norm" else op
+    wide = widened(torchs, input.new_empty(0))[0].dtype
     if dtype is None and wide is not input.dtype:
         dtype = wide
     floats = input.is_floating_point()
