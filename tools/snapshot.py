@@ -58,7 +58,7 @@ def large(op: str) -> Iterator[tp.Descriptor]:
     fields = cls.model_fields
     for element in () if op == "expression" else ELEMENTS:  # the named ops stand for its sizes
         for rows, n in LARGE:
-            if "m" in fields:
+            if {"m", "k"} <= fields.keys():
                 for k in (64, n):
                     extra = {"batch": 4} if "batch" in fields else {}
                     yield cls(op=op, m=rows, n=min(n, 16384), k=min(k, 16384), element=element, **extra)

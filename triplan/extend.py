@@ -131,5 +131,6 @@ class Op(_ops.Op):
         namespace, _, bare = name.rpartition("::")
         if not (namespace.isidentifier() and bare.isidentifier()):
             raise InvalidProblem(f"Op: name = {shown(name)}: must be 'namespace::name', with a namespace of yours")
-        how: dict[str, Any] = {"fill": fill, "update": update, "setup": setup, "backward": backward}
-        super().__init__(name, parameters, axes=None, shape=shape, **how)
+        super().__init__(
+            name, parameters, axes=None, shape=shape, fill=fill, update=update, setup=setup, backward=backward
+        )

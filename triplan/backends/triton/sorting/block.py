@@ -6,8 +6,7 @@ from triplan.backends.runtime.launch import Int, Launch
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.tiles import waves_us
 from triplan.backends.triton.sorting import block_kernels as kernels
-from triplan.backends.triton.sorting.shared import key_constants, row_args, sorting_kernel
-from triplan.descriptors import ArgsortDescriptor, SortDescriptor
+from triplan.backends.triton.sorting.shared import SORTS, Sorted, key_constants, row_args, sorting_kernel
 from triplan.sku import SUPPORTED, Support, Target
 
 #: The longest rows. Their words of 8 bytes and the counters take 40 KiB; kernels may declare 48 KiB of shared memory.
@@ -20,8 +19,6 @@ ITEMS = 8
 SM_ORDERED_PER_US = 2300
 #: Microseconds of a multiprocessor for a warp's counters of one digit: about 100 instructions. Untuned.
 COUNTERS_US = 0.014
-
-Sorted = SortDescriptor | ArgsortDescriptor
 
 
 def shape_of(desc: Sorted) -> tuple[int, int]:
@@ -57,5 +54,5 @@ def _block(desc: Sorted, target: Target) -> list[Launch]:
     return [Launch(kernels.sort_block_kernel, desc.rows, args, constants, num_warps=warps)]
 
 
-for _op in ("sort", "argsort"):
+for _op in SORTS:
     sorting_kernel(op=_op, name="block", supports=supports, rank=rank, features=("gluon",), interpretable=False)(_block)

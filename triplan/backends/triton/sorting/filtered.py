@@ -14,6 +14,8 @@ from triplan.backends.triton.common.offsets import padded_bytes
 from triplan.backends.triton.sorting import filtered_kernels as kernels
 from triplan.backends.triton.sorting.shared import (
     MOST,
+    SELECTIONS,
+    Selection,
     bits,
     descending,
     integers,
@@ -22,10 +24,9 @@ from triplan.backends.triton.sorting.shared import (
     row_strides,
     sorting_kernel,
 )
-from triplan.descriptors import KthValueDescriptor, TopKDescriptor
+from triplan.descriptors import KthValueDescriptor
 from triplan.sku import SUPPORTED, ElementKind, Support, Target
 
-Selection = TopKDescriptor | KthValueDescriptor
 #: The most groups of a program.
 GROUPS = 4096
 #: Groups for each element that is taken: with many, few groups hold more than one of these.
@@ -197,5 +198,5 @@ def _filtered(desc: Selection, target: Target) -> list[Launch]:
     return found
 
 
-for _op in ("topk", "kthvalue"):
+for _op in SELECTIONS:
     sorting_kernel(op=_op, name="filtered", supports=supports, rank=rank, workspace=workspace)(_filtered)

@@ -6,7 +6,7 @@ from triplan.backends.runtime.launch import Int, Launch, Scratch, power_of_two_i
 from triplan.backends.triton.common.card import LAUNCH_US, SM_BYTES_PER_US
 from triplan.backends.triton.common.offsets import ceil_power, padded_bytes
 from triplan.backends.triton.sorting import looped_kernels as kernels
-from triplan.backends.triton.sorting.shared import MOST, key_constants, key_element, row_args, sorting_kernel
+from triplan.backends.triton.sorting.shared import MOST, Selection, key_constants, key_element, row_args, sorting_kernel
 from triplan.descriptors import KthValueDescriptor, TopKDescriptor
 from triplan.sku import SUPPORTED, ElementKind, Support, Target
 
@@ -27,7 +27,7 @@ SM_DIGITS_PER_US = 1500
 PAIR_US, PAIR_ALONE_US = 1.05e-4, 3.1e-4
 
 
-def supports(desc: TopKDescriptor | KthValueDescriptor, target: Target) -> Support:
+def supports(desc: Selection, target: Target) -> Support:
     if desc.rows >= 2**31:
         return Support.no(f"needs {desc.rows} programs; a grid holds fewer than 2**31")
     if desc.n > MOST:
@@ -37,7 +37,7 @@ def supports(desc: TopKDescriptor | KthValueDescriptor, target: Target) -> Suppo
     return SUPPORTED
 
 
-def rank(desc: TopKDescriptor | KthValueDescriptor, target: Target) -> float:
+def rank(desc: Selection, target: Target) -> float:
     """Each pass counts the digits of the row; or one program's latency is the limit."""
     passes, size = desc.element.itemsize + 1, desc.element.itemsize
     pairs = desc.k**2 if isinstance(desc, TopKDescriptor) else 0
@@ -46,7 +46,7 @@ def rank(desc: TopKDescriptor | KthValueDescriptor, target: Target) -> float:
     return LAUNCH_US + max(alone, -(-desc.rows // max(target.sm_count, 1)) * each)
 
 
-def block_of(desc: TopKDescriptor | KthValueDescriptor) -> tuple[int, int]:
+def block_of(desc: Selection) -> tuple[int, int]:
     """(elements of a block, warps)."""
     block = min(max(ceil_power(desc.n), 128), BLOCK)
     return block, max(block // 256, 1)

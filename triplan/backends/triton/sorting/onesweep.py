@@ -10,8 +10,7 @@ from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.fill import fill_launch
 from triplan.backends.triton.common.offsets import padded_bytes
 from triplan.backends.triton.sorting import onesweep_kernels as kernels, shared_kernels
-from triplan.backends.triton.sorting.shared import bits, key_constants, row_strides, sorting_kernel
-from triplan.descriptors import ArgsortDescriptor, SortDescriptor
+from triplan.backends.triton.sorting.shared import SORTS, Sorted, bits, key_constants, row_strides, sorting_kernel
 from triplan.sku import SUPPORTED, ElementKind, Support, Target
 
 DIGITS: int = shared_kernels.DIGITS.value
@@ -32,8 +31,6 @@ GROUP = 4
 MOST = 2**30 - 1
 #: Elements that a multiprocessor orders within tiles in a microsecond, beside what moving them takes. Untuned.
 SM_ORDERED_PER_US = 1100
-
-Sorted = SortDescriptor | ArgsortDescriptor
 
 
 def passes_of(desc: Sorted) -> int:
@@ -167,7 +164,7 @@ def _onesweep(desc: Sorted, target: Target) -> list[Launch]:
     return found
 
 
-for _op in ("sort", "argsort"):
+for _op in SORTS:
     sorting_kernel(
         op=_op,
         name="onesweep",

@@ -10,13 +10,14 @@ from triplan.backends.triton.common.offsets import ceil_power, padded_bytes
 from triplan.backends.triton.sorting import radix_kernels as kernels, shared_kernels
 from triplan.backends.triton.sorting.shared import (
     MOST,
+    SORTS,
+    Sorted,
     bits,
     integers,
     key_constants,
     row_strides,
     sorting_kernel,
 )
-from triplan.descriptors import ArgsortDescriptor, SortDescriptor
 from triplan.sku import SUPPORTED, ElementKind, Support, Target
 
 DIGITS: int = shared_kernels.DIGITS.value
@@ -33,8 +34,6 @@ SCANNED = 4096
 #: Elements that a multiprocessor sorts within tiles in a microsecond: each takes about 180 instructions of integers, of
 #: which it does 64 in a cycle. Untuned.
 SM_SORTED_PER_US = 600
-
-Sorted = SortDescriptor | ArgsortDescriptor
 
 
 def passes_of(desc: Sorted) -> int:
@@ -138,5 +137,5 @@ def _radix(desc: Sorted, target: Target) -> list[Launch]:
     return found
 
 
-for _op in ("sort", "argsort"):
+for _op in SORTS:
     sorting_kernel(op=_op, name="radix", supports=supports, rank=rank, workspace=workspace)(_radix)

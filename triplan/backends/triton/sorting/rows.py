@@ -7,15 +7,19 @@ from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.tiles import waves_us
 from triplan.backends.triton.sorting import rows_kernels as kernels
 from triplan.backends.triton.sorting.shared import (
+    SELECTIONS,
+    SORTS,
+    Selection,
+    Sorted,
     descending,
     key_constants,
     row_args,
     sorting_kernel,
 )
-from triplan.descriptors import ArgsortDescriptor, KthValueDescriptor, SortDescriptor, TopKDescriptor
+from triplan.descriptors import KthValueDescriptor, TopKDescriptor
 from triplan.sku import SUPPORTED, Support, Target
 
-Ordered = SortDescriptor | ArgsortDescriptor | TopKDescriptor | KthValueDescriptor
+Ordered = Sorted | Selection
 #: The longest rows by bytes of an element: Triton's compiler takes 3 s for a sort of 1024 integers and 9 s for 4096,
 #: and registers spill with 2048 elements of 64 bits, whose halves are sorted one after the other.
 LONGEST = {1: 2048, 2: 2048, 4: 2048, 8: 1024}
@@ -66,7 +70,7 @@ def _rows(desc: Ordered, target: Target) -> list[Launch]:
     if desc.rows * kept == 0:
         return []
     rows, block = tile_of(desc)
-    selects = isinstance(desc, TopKDescriptor | KthValueDescriptor)
+    selects = isinstance(desc, Selection)
     args = {
         **row_args(desc),
         "rows": Int(desc.rows),
@@ -83,5 +87,5 @@ def _rows(desc: Ordered, target: Target) -> list[Launch]:
     ]
 
 
-for _op in ("sort", "argsort", "topk", "kthvalue"):
+for _op in SORTS + SELECTIONS:
     sorting_kernel(op=_op, name="rows", supports=supports, rank=rank)(_rows)

@@ -11,10 +11,23 @@ from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.offsets import layout
 from triplan.backends.triton.common.strides import known_strides, stride_arg
-from triplan.descriptors import Descriptor, Operand
+from triplan.descriptors import (
+    ArgsortDescriptor,
+    Descriptor,
+    KthValueDescriptor,
+    Operand,
+    SortDescriptor,
+    TopKDescriptor,
+)
 from triplan.descriptors.sorting import RowOrderProblem
 from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee
 
+#: Problems that order whole rows, and their ops.
+Sorted = SortDescriptor | ArgsortDescriptor
+SORTS = ("sort", "argsort")
+#: Problems that choose elements of rows by their order, and their ops.
+Selection = TopKDescriptor | KthValueDescriptor
+SELECTIONS = ("topk", "kthvalue")
 ELEMENTS = ("f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "bool")
 #: The bits of infinity. Of integers there is none.
 INFINITY = {
