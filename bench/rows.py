@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial, partialmethod
+from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
@@ -219,15 +219,10 @@ def looped_tiles(case: Case) -> Iterator[tuple[Tile, int]]:
                 yield from ((Tile(1, block, warps), unroll) for unroll in (1, 2, 4, 8) if block * unroll <= case.n)
 
 
-def with_tile(
-    entry: type[rows_entries.Entry], name: str, tile: Tile, narrow: bool | None = None, **options: Any
-) -> type[rows_entries.Entry]:
-    """``entry`` under another name, with another tile and with ``options`` of its launches.
-
-    ``narrow``: whether threads hold elements as they are read; by default as the entry decides.
-    """
-    own = {"name": name, "find_tile": lambda self: tile, "main": partialmethod(entry.main, **options)}
-    return type(name, (entry,), own if narrow is None else {**own, "narrow": lambda self: narrow})
+def with_tile(entry: type[rows_entries.Entry], name: str, tile: Tile, **facts: Any) -> type[rows_entries.Entry]:
+    """``entry`` under another name, with another tile and other ``facts``: what its methods of these names return."""
+    found = {"find_tile": tile, **facts}
+    return type(name, (entry,), {"name": name, **{of: lambda self, fact=fact: fact for of, fact in found.items()}})
 
 
 @contextmanager

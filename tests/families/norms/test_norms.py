@@ -13,7 +13,7 @@ from samples import SetConstant
 from torch.nn import functional
 
 import triplan as tp
-from triplan.backends.triton.norms import looped
+from triplan.backends.triton.common import rows
 from triplan.testing import check_plan
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what the hardware does silently
@@ -106,7 +106,7 @@ def test_norms_of_adjacent_rows(where: str, kernel: str, op: str) -> None:
 def test_many_adjacent_rows(where: str, op: str, crossed: str, constant: SetConstant) -> None:
     """So many that a program walks along several at once, where neighbours are adjacent in some operands."""
     if where == "interpret":
-        constant(looped, "ENOUGH", 8)
+        constant(rows, "ENOUGH", 8)
     shape = (2060 if where == "gpu" else 140, 300)
     desc = build(op, shape)
     whole = [o.name for o in desc.operands() if o.shape == shape][-1 if crossed == "one" else 0 :]

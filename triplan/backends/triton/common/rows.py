@@ -21,6 +21,8 @@ from triplan.descriptors.fields import AxisField
 #: a thread 32 are the best, or nearly, for rows of 65 to 2049: cross_entropy of 300,000 x 65 bf16 takes 52 us, and with
 #: four warps 151.
 UNALIGNED_BYTES, FEW_WARPS_FROM = 128, 128
+#: Programs that keep a card busy: if there are as many, each has several rows. Untuned.
+ENOUGH = 128
 #: The annotation of a field that names the axis of the rows.
 AXIS = AxisField("input_shape")
 
@@ -111,6 +113,10 @@ class Rows:
     def groups(self, rows: int) -> int:
         """Groups of ``rows`` neighbouring rows at one outer point."""
         return -(-self.lanes // rows)
+
+    def has_many(self) -> bool:
+        """Whether there are enough rows for several ``neighbours`` a program."""
+        return self.outer * self.groups(self.neighbours) >= ENOUGH
 
     def programs(self, tile: Tile) -> int:
         """Programs that cover all rows, of one ``tile`` each."""

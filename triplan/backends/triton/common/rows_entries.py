@@ -146,8 +146,8 @@ class Entry(ABC):
         return self.read_first * row, (self.moved - self.read_first) * row
 
     def reducing_us(self, programs: int, nbytes: float, target: Target) -> float:
-        """``waves_us`` of programs that reduce a tile each, with what they cost beside their traffic."""
-        return waves_us(programs, nbytes, target) + self.busy_us(programs, target)
+        """Microseconds of programs that reduce ``nbytes`` each: their traffic or their number is the limit."""
+        return max(waves_us(programs, nbytes, target), LAUNCH_US + self.busy_us(programs, target))
 
     def busy_us(self, programs: int, target: Target) -> float:
         """Microseconds that ``programs`` programs cost beside their traffic."""
@@ -259,6 +259,13 @@ class LoopedRows(Entry):
 
     def programs(self) -> int:
         return self.rows.outer * self.rows.groups(self.tile.rows)
+
+    def unroll(self) -> int:
+        """Blocks of one row that are loaded at a time."""
+        return 1
+
+    def constants(self) -> dict[str, Any]:
+        return {**super().constants(), "UNROLL": self.unroll(), "VECTOR": self.rows.vector(self.tile)}
 
     def resident(self) -> int:
         """Programs that run on a multiprocessor at a time."""

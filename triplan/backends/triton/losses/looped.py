@@ -15,8 +15,6 @@ from triplan.backends.triton.losses.shared import CrossEntropyEntry
 from triplan.descriptors import CrossEntropyDescriptor
 from triplan.sku import ElementKind, Target
 
-#: Programs from which on they have several rows each, where neighbours are adjacent in some operands. Untuned.
-ENOUGH = 128
 #: Time relative to that of vectors, where a thread loads single elements (on an H200 192 x 131072 f16 take 47 us where
 #: they are not aligned), and microseconds in which a row's maxima and sums are merged.
 NARROW_SLOWDOWN, MERGE_US = 1.9, 0.2
@@ -60,7 +58,7 @@ class CrossEntropyLooped(LoopedRows, CrossEntropyEntry, ops=CrossEntropyDescript
 
     def find_tile(self) -> Loop:
         r, size = self.rows, self.element.itemsize
-        if r.across or (r.crossed and r.outer * r.groups(r.neighbours) >= ENOUGH):
+        if r.across or (r.crossed and r.has_many()):
             return Loop(r.neighbours, 4096 // r.neighbours, 8, vec=4)
         if not r.unit:
             return Loop(1, 4 * min(512, max(ceil_power(r.n) // 4, 1)), 8, vec=4)

@@ -14,13 +14,10 @@ from triplan.backends.triton.common.rows_entries import WholeRows
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.losses import rows_kernels as kernels
 from triplan.backends.triton.losses.elements import BLOCK, ScaleElements
-from triplan.backends.triton.losses.shared import CHUNK_WARPS, CrossEntropyEntry, LossEntry
+from triplan.backends.triton.losses.shared import CrossEntropyEntry, LossEntry
 from triplan.descriptors import CrossEntropyDescriptor, NllLossDescriptor, Operand, ScaleGradientDescriptor
 from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
 
-#: Rows that one program of nll_loss reads and reduces by itself, which takes less time than a launch. Each thread has
-#: one, as in ``loss_sum_kernel``: the order of additions is the same.
-ALONE = 32 * CHUNK_WARPS
 #: Microseconds that tiles of many short rows take longer than a loop where no vectors are loaded: on an H200 8 x 63
 #: bf16 take 7.1 us, and looped 4.8.
 SEVERAL_US = 1.0
@@ -48,7 +45,9 @@ class NllLossRows(WholeRows, LossEntry, ops=NllLossDescriptor.ops()):
         return Tile(alone.block, n, alone.warps) if self.reduces() else Tile(128, n, 4)
 
     def reduces(self) -> bool:
-        return self.desc.reduced and self.rows.outer == 1 and 0 < self.rows.count <= ALONE
+        """One program does, which takes less time than a launch. As in ``loss_sum_kernel``, each thread has a row: the
+        order of additions is the same."""
+        return self.desc.reduced and self.rows.outer == 1 and self.rows.count > 0 and self.is_few()
 
     def main(self) -> list[Launch]:
         absent = () if self.reduces() else ("loss", "share", "counted")

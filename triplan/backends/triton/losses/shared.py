@@ -15,7 +15,7 @@ from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.fill import fill_launch
 from triplan.backends.triton.common.offsets import padded_bytes
 from triplan.backends.triton.common.rows_entries import Entry
-from triplan.backends.triton.common.tiles import Tile
+from triplan.backends.triton.common.tiles import Tile, waves_us
 from triplan.backends.triton.losses import shared_kernels as kernels
 from triplan.descriptors import CrossEntropyDescriptor, Operand
 from triplan.descriptors.fields import NO_BAD_INDEX
@@ -156,6 +156,10 @@ class LossEntry(Entry):
 class CrossEntropyEntry(LossEntry):
     desc: CrossEntropyDescriptor
     program_us = 1.5  # a program's last reduction, and waiting for its first loads. Untuned
+
+    def reducing_us(self, programs: int, nbytes: float, target: Target) -> float:
+        """(No other program's traffic hides them.)"""
+        return waves_us(programs, nbytes, target) + self.busy_us(programs, target)
 
     def guaranteed(self, o: Operand) -> PrecisionGuarantee:
         """The sum of n exponentials has the relative roundings of its additions and of each exponential: 2 ulp of

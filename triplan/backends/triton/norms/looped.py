@@ -10,12 +10,13 @@ from typing import Any
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile, registers_for
-from triplan.backends.triton.norms import crossed_kernels, looped_kernels as kernels
+from triplan.backends.triton.norms import crossed_kernels, looped_kernels
 from triplan.backends.triton.norms.shared import OPS, NormEntry
 from triplan.sku import ElementKind, Target
 
-#: Programs from which on they have several rows each.
-ENOUGH = 128
+#: The kernels of one row a program, and of several; forward and backward.
+LOOPED = (looped_kernels.norm_looped_kernel, looped_kernels.norm_backward_looped_kernel)
+CROSSED = (crossed_kernels.norm_crossed_kernel, crossed_kernels.norm_backward_crossed_kernel)
 #: Microseconds of the loops themselves; elements a microsecond where no vectors are loaded, forward and backward.
 LOOP_US = 0.3
 SINGLE_PER_US = (3e5, 4.2e5)
@@ -28,7 +29,7 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
         """By sweeps on an H200: what registers have room for beside a row's sums. A program has one row, but several
         where neighbours are adjacent in memory, if there are enough of them."""
         r, size, centred, operands = self.rows, self.element.itemsize, self.centred, self.read_first
-        if (r.across or r.crossed) and r.outer * r.groups(r.neighbours) >= ENOUGH:
+        if (r.across or r.crossed) and r.has_many():
             return r.block_tile(crosses=True)
         if r.across:
             return r.block_tile(operands, alone=True)
@@ -51,17 +52,16 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
     def partials_tile(self) -> Tile:
         return self.tile if self.tile.rows > 1 else super().partials_tile()
 
-    def main(self, unroll: int = 0) -> list[Launch]:
-        """``unroll``: blocks loaded at a time; by default what ``Rows.unroll`` allows."""
-        r, tile = self.rows, self.tile
+    def unroll(self) -> int:
+        return self.rows.unroll(self.tile, 4 if self.rows.vectors else max(2 // self.read_first, 1))
+
+    def constants(self) -> dict[str, Any]:
+        return {**super().constants(), "FULL": self.rows.n % (self.tile.block * self.unroll()) == 0}
+
+    def main(self) -> list[Launch]:
+        alone = self.tile.rows == 1
+        kernel = (LOOPED if alone else CROSSED)[self.backward]
+        # (Left alone, ptxas may spill a few registers of f64's to fit another program.)
+        spills = alone and not self.backward and self.element is ElementKind.F64
         accumulated = [self.accumulate()] if self.gradients else []
-        if tile.rows > 1:
-            kernel = (crossed_kernels.norm_crossed_kernel, crossed_kernels.norm_backward_crossed_kernel)[self.backward]
-            return [self.launch(kernel), *accumulated]
-        unroll = unroll or r.unroll(tile, 4 if r.vectors else max(2 // self.read_first, 1))
-        how: dict[str, Any] = {"UNROLL": unroll, "VECTOR": r.vector(tile), "FULL": r.n % (tile.block * unroll) == 0}
-        if not self.backward:
-            # (Left alone, ptxas may spill a few registers of f64's to fit another program.)
-            most = registers_for(tile, 1) if self.element is ElementKind.F64 else 0
-            return [self.launch(kernels.norm_looped_kernel, registers=most, **how)]
-        return [self.launch(kernels.norm_backward_looped_kernel, **how), *accumulated]
+        return [self.launch(kernel, registers=registers_for(self.tile, 1) if spills else 0), *accumulated]

@@ -63,12 +63,14 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
             + (REDUCE_US * len(self.gradients) if tile.rows > 4 and tile.warps > 4 else 0.0)
         )
 
-    def main(self, stages: int = 0) -> list[Launch]:
-        """``stages``: how far backward programs fetch ahead; by default what pays. With 3, two groups of rows are in
-        registers or on their way, with fewer one. A program of few groups only executes the instructions of fetching
-        ahead, which are many where each element is fetched by itself."""
+    def stages(self) -> int:
+        """How far backward programs fetch ahead. With 3, two groups of rows are in registers or on their way, with
+        fewer one. A program of few groups only executes the instructions of fetching ahead, which are many where each
+        element is fetched by itself."""
+        return 1 if self.each <= FEW_GROUPS else 3 if self.rows.vectors else 2
+
+    def main(self) -> list[Launch]:
         r, tile = self.rows, self.tile
-        stages = stages or (1 if self.each <= FEW_GROUPS else 3 if r.vectors else 2)
         if not self.backward:
             # Rows of which a program's threads hold one vector each; all rows, where no vectors are loaded.
             abreast = max(32 * tile.warps * r.vector(tile) // tile.block, 1) if r.vectors else tile.rows
@@ -80,4 +82,4 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         fits_once = self.element is ElementKind.F32 and tile.block <= 128 and r.vectors and len(self.gradients) == 2
         lone = bool(self.gradients) and self.sums == 1 and self.element.itemsize == 2
         most = registers_for(tile, 1) if fits_once or lone else 0
-        return [self.launch(kernels.norm_backward_rows_kernel, self.sums, registers=most, STAGES=stages)]
+        return [self.launch(kernels.norm_backward_rows_kernel, self.sums, registers=most, STAGES=self.stages())]

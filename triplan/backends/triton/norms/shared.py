@@ -13,7 +13,7 @@ from triplan.backends.runtime.launch import Arg, Float, Int, Launch
 from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, padded_bytes
 from triplan.backends.triton.common.rows_entries import Entry
-from triplan.backends.triton.common.tiles import Tile, waves_us
+from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.norms.parameters_kernels import norm_fold_kernel, norm_parameters_kernel
 from triplan.descriptors import Operand, Role
 from triplan.descriptors.norms import NormDescriptor
@@ -142,10 +142,6 @@ class NormEntry(Entry):
         blocks = -(-n // tile.block)
         args: dict[str, Arg] = {"n": Int(n, n >= 2**31), "lines": Int(count), "blocks": Int(blocks)}
         return [*super().launches(target), self.launch(norm_fold_kernel, folded * blocks, tile, args)]
-
-    def reducing_us(self, programs: int, nbytes: float, target: Target) -> float:
-        """Programs' traffic or their number is the limit."""
-        return max(waves_us(programs, nbytes, target), card.LAUNCH_US + self.busy_us(programs, target))
 
     def single_us(self, per_us: float) -> float:
         """Microseconds at ``per_us`` elements each, of f64 a quarter, where no vectors are loaded."""

@@ -13,8 +13,6 @@ from triplan.sku import Target
 STEP_US = 1.0
 #: Microseconds of the loop itself.
 LOOP_US = 0.3
-#: Programs from which on they have several crossed rows each.
-ENOUGH = 128
 #: Bytes that such tiles scan in a microsecond, bound by instructions: from drawn problems on an H200.
 CROSSED_BYTES_PER_US = 2.9e5
 
@@ -26,7 +24,7 @@ class ScanLooped(LoopedRows, ScanEntry, ops=OPS):
     def find_tile(self) -> Tile:
         r = self.rows
         # Several rows where they are crossed: if there are enough of them, and of none all elements are adjacent.
-        many = r.outer * r.groups(r.neighbours) >= ENOUGH and (r.lanes >= r.neighbours or not r.along)
+        many = r.has_many() and (r.lanes >= r.neighbours or not r.along)
         tile = r.block_tile(2 if self.backward else 1, crosses=many)
         block = min(tile.block, self.most() // tile.rows)
         return Tile(tile.rows, block, warps_for(tile.rows * block, self.element.itemsize))

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from triplan.backends.triton.common import bounds
-from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.rows_entries import Entry
-from triplan.backends.triton.common.tiles import waves_us
 from triplan.descriptors import CumprodBackwardDescriptor, Operand, ScanDescriptor
 from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee, Target
 
@@ -42,9 +40,7 @@ class ScanEntry(Entry):
         return 0.0 if self.rows.vectors else ELEMENT_US * way * each
 
     def reducing_us(self, programs: int, nbytes: float, target: Target) -> float:
-        """Programs' traffic or their number is the limit."""
-        limit = max(waves_us(programs, nbytes, target), LAUNCH_US + self.busy_us(programs, target))
-        return limit + self.step_us()
+        return super().reducing_us(programs, nbytes, target) + self.step_us()
 
     def constants(self) -> dict[str, Any]:
         return {"PRODUCT": int(self.desc.op == "cumprod"), "REVERSE": getattr(self.desc, "reverse", False)}
