@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from triplan.facade import Plan, PlanCache, Workspace
+from triplan.facade import Plan, PlanCache, Workspace, plan_type
 from triplan.functional._replay.recording import Step, recording, setting
 from triplan.sku import Target
 from triplan.sku.facts import fact
@@ -120,3 +120,8 @@ def run(
         plan.check(args)
     if (record := recording()) is not None:
         record.steps.append(Step(plan, operands, scalars, workspace))
+
+
+def run_expression(operands: dict[str, torch.Tensor], out: str, root: Any, **scalars: float) -> None:
+    """Write ``root``, an expression of the other ``operands`` and of ``scalars``, to the operand ``out``."""
+    run(plan_type("expression"), operands, scalars=scalars, results=((out, root),))

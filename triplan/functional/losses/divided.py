@@ -14,10 +14,9 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 from triplan import expr
-from triplan.facade.plan import plan_type
 from triplan.functional import _plans
 from triplan.functional._ops import RECORDED
-from triplan.functional._plans import run
+from triplan.functional._plans import run_expression
 from triplan.functional._sharding import all_of, as_blocks, block, copied, copies, divides, joined, local_of, local_part
 from triplan.functional.losses.shared import How, compute_dtype, raise_if_any
 
@@ -136,7 +135,7 @@ class _ByClasses(Function):
                 kind, operands["weight"] = "weighted", _by_class(weight, x)
         dx = torch.empty_like(x)
         if dx.numel():
-            run(plan_type("expression"), {**operands, "dx": dx}, results=(("dx", _GRADIENTS[kind]),))
+            run_expression({**operands, "dx": dx}, "dx", _GRADIENTS[kind])
         return dx, *(None,) * 7
 
 

@@ -23,7 +23,7 @@ from triplan.facade.plan import plan_type
 from triplan.functional import _plans
 from triplan.functional._autocast import narrowed, widened
 from triplan.functional._ops import RECORDED, Recorded
-from triplan.functional._plans import run
+from triplan.functional._plans import run, run_expression
 from triplan.functional._replay.recording import recording
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import check_same_device
@@ -200,7 +200,7 @@ class _Chunks:
         else:
             run(plan_type("gemm"), operands)
         if self.softcap:
-            run(plan_type("expression"), {"z": z, "y": y}, scalars={"cap": self.softcap}, results=(("y", _CAPPED),))
+            run_expression({"z": z, "y": y}, "y", _CAPPED, cap=self.softcap)
         return y
 
     def accumulate(self, start: int, dlogits: Tensor) -> None:
@@ -208,7 +208,7 @@ class _Chunks:
         x = self.x[start : start + self.rows]
         if self.softcap:
             operands = {"y": dlogits, "z": self.z[: x.size(0)], "out": dlogits}  # over what is read no more
-            run(plan_type("expression"), operands, scalars={"cap": self.softcap}, results=(("out", _UNCAPPED),))
+            run_expression(operands, "out", _UNCAPPED, cap=self.softcap)
         dx, dlinear, dbias = self.grads
         if dx is not None:
             run(plan_type("gemm"), {"a": dlogits, "b": self.linear, "c": dx[start : start + self.rows]})
@@ -343,7 +343,7 @@ def _scaled(g: Tensor, dtype: torch.dtype, dloss: Tensor, divisor: Tensor) -> Te
     out = torch.empty_like(g, dtype=dtype)
     # The layout of a tensor without axes cannot say that it is aligned less.
     operands = {"g": g, "dloss": dloss.reshape(1), "divisor": divisor, "out": out}
-    run(plan_type("expression"), operands, results=(("out", _SCALED),))
+    run_expression(operands, "out", _SCALED)
     return out
 
 

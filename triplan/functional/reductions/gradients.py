@@ -15,7 +15,7 @@ import torch
 from triplan import expr
 from triplan.facade import plan_type
 from triplan.functional._ops import RECORDED
-from triplan.functional._plans import run
+from triplan.functional._plans import run, run_expression
 from triplan.functional._replay.recording import recording
 from triplan.functional._sharding import is_dtensor
 from triplan.functional._watching import nothing_watches, transformed
@@ -75,7 +75,7 @@ def gradient(ctx: Any, grads: Any, mean: Callable[[Tensor, torch.dtype], Tensor]
         if ctx.op != "var" and (ctx.op, ctx.order) != ("vector_norm", 1.0):
             operands["out"] = expanded(out, ctx.gone)
     found = torch.empty_like(x)
-    run(plan_type("expression"), {**operands, "dx": found}, scalars=scalars, results=(("dx", root),))
+    run_expression({**operands, "dx": found}, "dx", root, **scalars)
     return found
 
 
@@ -88,7 +88,7 @@ def _share(ctx: Any, grad: Tensor) -> Tensor:
     found = torch.empty_like(grad, dtype=dtype)
     # The layout of a tensor without axes cannot say that it is aligned less.
     operands = {"grad": grad, "dx": found} if grad.dim() else {"grad": grad.reshape(1), "dx": found.view(1)}
-    run(plan_type("expression"), operands, scalars={"count": count}, results=(("dx", _grad / _count),))
+    run_expression(operands, "dx", _grad / _count, count=count)
     return found
 
 
