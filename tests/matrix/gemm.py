@@ -12,7 +12,7 @@ import triplan as tp
 from matrix import Build, Patterns, compiles, planned
 from triplan.backends.runtime.launch import Launch, overlapping
 from triplan.backends.triton.gemm import split_k, tiles, wgmma, wgmma_backward, wgmma_tiles
-from triplan.backends.triton.gemm.rings import rings_of
+from triplan.backends.triton.gemm.rings import lower, rings_of
 from triplan.backends.triton.gemm.tile_shapes import tiles_of
 
 HOPPER = ("wgmma", "wgmma_tiles")
@@ -182,6 +182,12 @@ def others(op: str, entry: str, target: tp.Target) -> Iterator[tuple[tp.Descript
             for ring in rings_of(desc, target, entry == "wgmma"):
                 specialised = ring.specialised
                 yield desc, wgmma.launches(desc, ring, target) if specialised else wgmma_tiles.launches(desc, ring)
+    elif (op, entry) == ("batched_gemm", "wgmma"):
+        half = tp.BatchedGemmDescriptor(batch=4, m=4096, n=4096, k=4096, element="bf16", symmetric=True)
+        for desc in (half, half.replace(reads_c0=True)):
+            for ring in rings_of(desc, target, True):
+                if lower(desc, ring):
+                    yield desc, wgmma.launches(desc, ring, target)
     elif (op, entry) == ("gemm", "split_k"):
         for split in split_k.splits_of(DECODE, target):
             yield DECODE, overlapping(split_k.launches(DECODE, split), target)

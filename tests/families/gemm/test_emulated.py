@@ -57,6 +57,12 @@ PRODUCTS = {
 }
 
 
+def symmetric(desc: Any, seed: int) -> dict[str, Any]:
+    """As ``drawn``, of a product that is symmetric."""
+    x = drawn(desc, seed)
+    return {**x, "b": x["a"].mT.contiguous(), "c0": x["c0"].tril() + x["c0"].tril(-1).mT}
+
+
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("ring", RINGS)
 def test_a_product(ring: str, name: str) -> None:
@@ -65,6 +71,19 @@ def test_a_product(ring: str, name: str) -> None:
     if ring not in rings:
         pytest.skip("does not fit")
     x: dict[str, Any] = {**drawn(desc, 1), "alpha": 2.0, "beta": -1.0}
+    (launch,) = wgmma.launches(desc, rings[ring], few(5))
+    emulate(launch, x, torch.empty(0, dtype=torch.uint8))
+    assert torch.equal(x["c"], exact(desc, x)["c"])
+
+
+@pytest.mark.parametrize("m", [64, 136, 328, 648, 840])
+@pytest.mark.parametrize("ring", RINGS)
+def test_a_symmetric_product(ring: str, m: int) -> None:
+    desc = tp.BatchedGemmDescriptor(batch=3, m=m, n=m, k=72, element="bf16", reads_c0=True, symmetric=True)
+    rings = {str(replace(r, group=GROUP_M)): r for r in rings_of(desc, H200, specialised=True)}
+    if ring not in rings:
+        pytest.skip("does not fit")
+    x: dict[str, Any] = {**symmetric(desc, 1), "alpha": 2.0, "beta": -1.0}
     (launch,) = wgmma.launches(desc, rings[ring], few(5))
     emulate(launch, x, torch.empty(0, dtype=torch.uint8))
     assert torch.equal(x["c"], exact(desc, x)["c"])

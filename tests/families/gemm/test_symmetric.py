@@ -11,7 +11,7 @@ from cases.gemm import plan_with
 
 import triplan as tp
 from triplan.backends.triton.gemm import wgmma
-from triplan.backends.triton.gemm.rings import Ring, halves, rings_of, tiles_in
+from triplan.backends.triton.gemm.rings import Ring, lower, rings_of, tiles_in
 
 H200 = tp.Target.sm90a()
 
@@ -21,14 +21,15 @@ def problem(m: int, k: int, batch: int = 2, **fields: Any) -> tp.BatchedGemmDesc
     return tp.BatchedGemmDescriptor(**sizes, element="bf16", symmetric=True, **fields)
 
 
-def square(desc: tp.Descriptor) -> Ring:
-    return next(r for r in rings_of(desc, H200, True) if halves(desc, r))  # type: ignore[arg-type]
+def halving(desc: tp.Descriptor, ratio: int) -> Ring:
+    """A ring that computes half of C in tiles ``ratio`` times as wide as high."""
+    return next(r for r in rings_of(desc, H200, True) if lower(desc, r) == ratio)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("m", "tiles"), [(8, 1), (128, 1), (136, 3), (4096, 528)])
-def test_tiles_of_one_triangle_are_computed(m: int, tiles: int) -> None:
+@pytest.mark.parametrize(("m", "squares", "wide"), [(8, 1, 1), (128, 1, 1), (136, 3, 2), (264, 6, 4), (4096, 528, 272)])
+def test_tiles_of_one_triangle_are_computed(m: int, squares: int, wide: int) -> None:
     desc = problem(m, 64)
-    assert tiles_in(desc, square(desc)) == 2 * tiles
+    assert [tiles_in(desc, halving(desc, ratio)) for ratio in (1, 2)] == [2 * squares, 2 * wide]
 
 
 def test_half_of_the_work_is_chosen() -> None:
@@ -50,8 +51,9 @@ def test_refusals() -> None:
 @pytest.mark.skipif("tp.Target.current().arch is not tp.ArchSku.SM90A")
 @pytest.mark.parametrize("reads_c0", [False, True])
 @pytest.mark.parametrize("tall", [False, True])
+@pytest.mark.parametrize("ratio", [1, 2])
 @pytest.mark.parametrize(("m", "k"), [(8, 16), (136, 200), (1544, 712)])
-def test_both_triangles_on_the_gpu(m: int, k: int, tall: bool, reads_c0: bool) -> None:
+def test_both_triangles_on_the_gpu(m: int, k: int, ratio: int, tall: bool, reads_c0: bool) -> None:
     g = torch.Generator(device="cuda").manual_seed(m + k)
     shape = (2, k, m) if tall else (2, m, k)
     x = torch.randn(shape, generator=g, device="cuda").bfloat16()
@@ -67,7 +69,7 @@ def test_both_triangles_on_the_gpu(m: int, k: int, tall: bool, reads_c0: bool) -
         args = tp.BatchedGemmArgs(a=a, b=a.mT, c=c, alpha=0.5, **given)
         desc = tp.BatchedGemmDescriptor.from_args(args, symmetric=True)
         found = tp.plan(desc).precision_guarantee("c")
-        launches = wgmma.launches(desc, square(desc), tp.Target.current())
+        launches = wgmma.launches(desc, halving(desc, ratio), tp.Target.current())
         plan = plan_with(desc, "half", launches, 0, lambda desc, found=found: {"c": found}, tp.Target.current())
         plan.run(replace(args, c0=c) if in_place else args)
         t = found.tolerance

@@ -14,7 +14,7 @@ from triplan.backends.table import Configuration
 from triplan.backends.triton.gemm.entries import for_products, hopper_kernel
 from triplan.backends.triton.gemm.guarantees import guarantee
 from triplan.backends.triton.gemm.matrices import layout
-from triplan.backends.triton.gemm.rings import Ring, cheapest_ring, halves, ring_us, rings_of, tiles_in
+from triplan.backends.triton.gemm.rings import Ring, cheapest_ring, lower, ring_us, rings_of, tiles_in
 from triplan.backends.triton.gemm.tma import common_arguments, operand_maps, shared_layout, supports
 from triplan.backends.triton.gemm.wgmma_kernels import wgmma_kernel
 from triplan.descriptors.gemm import MatrixProductDescriptor
@@ -47,7 +47,7 @@ def launches(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> list[
                 **constants,
                 "PIECES": ring.pieces,
                 "BUFFERS": ring.buffers,
-                "SYMMETRIC": halves(desc, ring),
+                "LOWER": lower(desc, ring),
                 **_batch_constexprs(desc, ring),
             },
             num_warps=4,

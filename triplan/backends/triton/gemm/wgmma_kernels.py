@@ -35,10 +35,12 @@ from triplan.backends.triton.gemm.wgmma_column_sums_kernels import add_rows
 from triplan.backends.triton.gemm.wgmma_shared_kernels import (
     HALF,
     as_matrix,
+    first_of_c0,
     load_bias,
     next_slot,
     place_of,
     tiles_in,
+    write_lower,
     write_tile,
 )
 
@@ -69,7 +71,7 @@ def load_operands(
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
-    SYMMETRIC: gl.constexpr,
+    LOWER: gl.constexpr,
 ):
     """The loading warp: the operands of every step of this program's tiles, through the ring.
 
@@ -82,8 +84,8 @@ def load_operands(
     BYTES: gl.constexpr = (2 * HALF + BLOCK_N) * BLOCK_K * (a.dtype.primitive_bitwidth // 8)
     slot = 0
     phase = 1  # all slots are free at first: waiting for the phase before the first one returns at once
-    for tile in range(gl.program_id(0), tiles_in(extent, SYMMETRIC), gl.num_programs(0)):
-        product, tile_m, tile_n = place_of(tile, extent, SYMMETRIC)
+    for tile in range(gl.program_id(0), tiles_in(extent, LOWER), gl.num_programs(0)):
+        product, tile_m, tile_n = place_of(tile, extent, LOWER)
         row = tile_m * 2 * HALF
         column = tile_n * BLOCK_N
         for step in range(steps):
@@ -172,7 +174,7 @@ def multiply(
     ACTIVATION: gl.constexpr,
     added,
     HAS_C0: gl.constexpr,
-    SYMMETRIC: gl.constexpr,
+    LOWER: gl.constexpr,
 ):
     """C = act(alpha * A @ B + beta * C0 + bias) on warpgroup WHICH's share of this program's tiles (WHICH is 0 or 1).
 
@@ -185,16 +187,19 @@ def multiply(
     previous_wait()
     PINGPONG: gl.constexpr = PIECES == 1
     ROWS: gl.constexpr = 2 * HALF // PIECES
+    WIDTH: gl.constexpr = sc.shape[len(sc.shape) - 1]
+    # There are no registers for elements of four bytes, nor in ping-pong, where the other group multiplies meanwhile.
+    EARLY: gl.constexpr = HAS_C0 and not PINGPONG and sc.dtype.primitive_bitwidth == 16
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
     )
     slot = 0
     phase = 0
     last = 0
-    mine = gl.cdiv(tiles_in(extent, SYMMETRIC) - gl.program_id(0), gl.num_programs(0))
+    mine = gl.cdiv(tiles_in(extent, LOWER) - gl.program_id(0), gl.num_programs(0))
     for turn in range(WHICH if PINGPONG else 0, mine, 2 if PINGPONG else 1):
         tile = gl.program_id(0) + turn * gl.num_programs(0)
-        product, tile_m, tile_n = place_of(tile, extent, SYMMETRIC)
+        product, tile_m, tile_n = place_of(tile, extent, LOWER)
         if PINGPONG:
             slot = turn * steps % STAGES
             phase = turn * steps // STAGES % 2
@@ -203,30 +208,38 @@ def multiply(
             mbarrier.wait(order.index(WHICH), (turn // 2 + 1 - WHICH) % 2)
         held = load_bias(result, tile_n * BLOCK_N, BLOCK_N, 4, HAS_BIAS)
         acc = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
+        row = tile_m * 2 * HALF + (0 if PINGPONG else WHICH * HALF)
+        column = tile_n * BLOCK_N
+        if EARLY:
+            ahead = first_of_c0(acc, WIDTH, added, product, row, column, result[3])
+        else:
+            ahead = held
         acc, slot, phase, last, _none = multiply_steps(
             acc, ring, steps, slot, phase, last, as_matrix, A_SHARED, B_SHARED, WHICH, A_ROWS, B_ROWS, PINGPONG, STAGES
         )
-        row = tile_m * 2 * HALF + (0 if PINGPONG else WHICH * HALF)
-        column = tile_n * BLOCK_N
         first: gl.constexpr = WHICH * BUFFERS
-        write_tile(
-            acc,
-            held,
-            result,
-            sc,
-            product,
-            row,
-            column,
-            layout,
-            C_SHARED,
-            first,
-            BUFFERS,
-            HAS_BIAS,
-            ACTIVATION,
-            added,
-            HAS_C0,
-            SYMMETRIC,
-        )
+        if LOWER:
+            write_lower(acc, result, sc, product, row, column, C_SHARED, first, added, HAS_C0, ahead)
+        else:
+            write_tile(
+                acc,
+                held,
+                result,
+                sc,
+                product,
+                row,
+                column,
+                layout,
+                C_SHARED,
+                first,
+                BUFFERS,
+                HAS_BIAS,
+                ACTIVATION,
+                added,
+                HAS_C0,
+                ahead,
+                EARLY,
+            )
     store_wait(0)
 
 
@@ -259,16 +272,15 @@ def wgmma_kernel(
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
     ACTIVATION: gl.constexpr,
-    SYMMETRIC: gl.constexpr,
+    LOWER: gl.constexpr,
 ):
     """c = act(alpha * a @ b + beta * c0 + bias) in tiles of 128 by BLOCK_N.
 
     ``a`` (m, k), ``b`` (k, n) and ``c`` (m, n) are tensor maps: f16 or bf16, and ``c`` may be f32; ``bias`` (n,) and
     ``c0`` (m, n), of contiguous rows ``c0m`` apart, are pointers or None; k >= 1. In a batch the maps have the axis
     ``batch`` first; A_EACH and B_EACH are then 1, or 0 where one matrix serves all products, and A_SHARED, B_SHARED and
-    C_SHARED the layouts of blocks as matrices. Without a batch all five are None. SYMMETRIC: c is symmetric, in tiles
-    of 128 by 128 that two warpgroups share; only those of the lower triangle are computed, and blocks of 64 by 64 below
-    the diagonal are written twice.
+    C_SHARED the layouts of blocks as matrices. Without a batch all five are None. LOWER: 0, or of a
+    symmetric c the ratio of a tile's columns to its rows; only the tiles of the lower triangle are computed.
 
     Runs on 4 warps, the first warpgroup, and 5 more that ``warp_specialize`` adds.
     """
@@ -316,7 +328,7 @@ def wgmma_kernel(
                     ACTIVATION,
                     added,
                     HAS_C0,
-                    SYMMETRIC,
+                    LOWER,
                 ),
             ),
             (
@@ -339,12 +351,12 @@ def wgmma_kernel(
                     ACTIVATION,
                     added,
                     HAS_C0,
-                    SYMMETRIC,
+                    LOWER,
                 ),
             ),
             (
                 load_operands,
-                (a, b, ring, extent, A_ROWS, B_ROWS, A_EACH, B_EACH, PIECES, BLOCK_N, BLOCK_K, STAGES, SYMMETRIC),
+                (a, b, ring, extent, A_ROWS, B_ROWS, A_EACH, B_EACH, PIECES, BLOCK_N, BLOCK_K, STAGES, LOWER),
             ),
         ],
         [4, 1],  # warps of the second and the third partition

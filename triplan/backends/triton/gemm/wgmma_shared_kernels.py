@@ -56,31 +56,55 @@ def tile_of(tile, tiles_m, tiles_n, group_m):
 def triangle_tile(tile):
     """The (row, column) of a tile of a lower triangle, counted row by row."""
     # The root is near enough for triangles of millions of tiles, and then made exact.
-    row = ((gl.sqrt(8.0 * tile + 1.0) - 1.0) * 0.5).to(gl.int32)
+    row = (gl.sqrt(8.0 * tile + 1.0).to(gl.int32) - 1) // 2
     row = gl.where(row * (row + 1) // 2 > tile, row - 1, row)
     row = gl.where((row + 1) * (row + 2) // 2 <= tile, row + 1, row)
     return row, tile - row * (row + 1) // 2
 
 
 @gluon.jit
-def tiles_in(extent, SYMMETRIC: gl.constexpr):
-    """How many tiles are computed of ``extent``, which is (batch, tiles along m, tiles along n, ...)."""
+def lower_tiles(rows, RATIO: gl.constexpr):
+    """How many tiles, RATIO times as wide as high, of ``rows`` rows of tiles reach the lower triangle."""
+    strips = rows // RATIO
+    return RATIO * strips * (strips + 1) // 2 + rows % RATIO * (strips + 1)
+
+
+@gluon.jit
+def lower_tile(tile, rows, RATIO: gl.constexpr):
+    """The (row, column) of a tile of ``lower_tiles``: RATIO rows, which have equally many, at a time, by columns."""
+    strip, column = triangle_tile(tile // RATIO)
+    row = strip * RATIO + tile % RATIO
+    if RATIO > 1:
+        strips = rows // RATIO
+        rest = tile - RATIO * strips * (strips + 1) // 2  # in the last strip, of fewer rows
+        height = gl.maximum(rows % RATIO, 1)
+        row = gl.where(rest < 0, row, strips * RATIO + rest % height)
+        column = gl.where(rest < 0, column, rest // height)
+    return row, column
+
+
+@gluon.jit
+def tiles_in(extent, LOWER: gl.constexpr):
+    """How many tiles are computed of ``extent``, which is (batch, tiles along m, tiles along n, ...).
+
+    LOWER: 0, or the ratio of ``lower_tiles`` where only the lower triangle is computed.
+    """
     batch, tiles_m, tiles_n, _, _ = extent
-    if SYMMETRIC:
-        each = tiles_m * (tiles_m + 1) // 2
+    if LOWER:
+        each = lower_tiles(tiles_m, LOWER)
     else:
         each = tiles_m * tiles_n
     return batch * each
 
 
 @gluon.jit
-def place_of(tile, extent, SYMMETRIC: gl.constexpr):
-    """(product, row, column) of the tile of that number. SYMMETRIC: tiles of the lower triangle alone."""
+def place_of(tile, extent, LOWER: gl.constexpr):
+    """(product, row, column) of the tile of that number; LOWER: see ``tiles_in``."""
     batch, tiles_m, tiles_n, _, group_m = extent
-    each = tiles_in(extent, SYMMETRIC) // batch
+    each = tiles_in(extent, LOWER) // batch
     within = tile % each
-    if SYMMETRIC:
-        row, column = triangle_tile(within)
+    if LOWER:
+        row, column = lower_tile(within, tiles_m, LOWER)
     else:
         row, column = tile_of(within, tiles_m, tiles_n, group_m)
     return tile // each, row, column
@@ -129,15 +153,36 @@ def column_blocks(x, PARTS: gl.constexpr):
 
 
 @gluon.jit
-def load_added(added, product, row, column, n, SHAPE: gl.constexpr, LAYOUT: gl.constexpr):
-    """beta * c0 of the block at (row, column), f32; ``added``: see ``write_tile``."""
+def load_c0(added, product, row, column, n, SHAPE: gl.constexpr, LAYOUT: gl.constexpr):
+    """The block of C0 at (row, column), 0 outside C0; ``added``: see ``write_tile``."""
     c0, beta, stride, batch_stride, m = added
     x = row + gl.arange(0, SHAPE[0], layout=gl.SliceLayout(1, LAYOUT))
     y = column + gl.arange(0, SHAPE[1], layout=gl.SliceLayout(0, LAYOUT))
     rows = c0 + product * batch_stride + x.to(gl.int64) * stride
     # With beta = 0 the load is masked off: NaN in c0 must not reach the result.
     inside = (x < m)[:, None] & ((y < n) & (beta != 0))[None, :]
-    return gl.load(rows[:, None] + y[None, :], mask=inside, other=0.0).to(gl.float32) * beta
+    return gl.load(rows[:, None] + y[None, :], mask=inside, other=0.0)
+
+
+@gluon.jit
+def first_of_c0(acc, WIDTH: gl.constexpr, added, product, row, column, n):
+    """The first block of C0 that ``acc``, which is written in blocks of WIDTH columns, needs.
+
+    It is loaded before the product, which hides the latency.
+    """
+    part = column_blocks(acc, acc.shape[1] // WIDTH)[0]
+    LAYOUT: gl.constexpr = part.type.layout
+    return load_c0(added, product, row, column, n, part.shape, LAYOUT)
+
+
+@gluon.jit
+def plus_c0(part, block, added):
+    """part + beta * block, with one rounding; ``added``: see ``write_tile``.
+
+    It is explicit: ptxas may otherwise fuse alpha * acc instead, and tiles of other sizes would give other bits.
+    """
+    beta = gl.full(part.shape, added[1], gl.float32, part.type.layout)
+    return gl.fma(block.to(gl.float32), beta, part)
 
 
 @gluon.jit
@@ -157,15 +202,15 @@ def write_tile(
     ACTIVATION: gl.constexpr,
     added=None,
     HAS_C0: gl.constexpr = False,
-    SYMMETRIC: gl.constexpr = False,
+    ahead=0,
+    EARLY: gl.constexpr = False,
 ):
     """C[row:, column:] = act(alpha * acc + beta * c0 + bias), rounded once, by TMA.
 
     ``acc`` (rows, columns) f32; ``held`` is what ``load_bias`` returned; ``result`` is (c, bias, alpha, n). Blocks of
     columns go round-robin through BUFFERS staging ``buffers``, from FIRST on. ``product`` and SHARED: the index in the
     batch and the layout of a block as a matrix; SHARED is None without a batch. ``added`` is (c0, beta, stride of its
-    rows, stride of its batch, m), if HAS_C0: c0 is read by pointers, its columns are contiguous. SYMMETRIC: square
-    blocks below the diagonal are also written mirrored, and those above it not at all.
+    rows, stride of its batch, m), if HAS_C0: c0 is read by pointers, its columns are contiguous.
     """
     c, _, alpha, n = result
     COLUMNS: gl.constexpr = acc.shape[1]
@@ -177,26 +222,71 @@ def write_tile(
     BLOCK_LAYOUT: gl.constexpr = parts[0].type.layout
     for i in gl.static_range(COLUMNS // WIDTH):
         buffer = buffers.index(FIRST + i % BUFFERS)
-        store_wait(BUFFERS - 1)  # TMA has read what these threads last put into this buffer
-        thread_barrier()
         part = parts[i]
         if HAS_C0:
             # Block by block: all at once would spill.
-            part += load_added(added, product, row, column + i * WIDTH, n, part.shape, BLOCK_LAYOUT)
+            y = column + i * WIDTH
+            if EARLY:
+                part = plus_c0(part, ahead, added)
+                if (i + 1) * WIDTH < COLUMNS:
+                    ahead = load_c0(added, product, row, y + WIDTH, n, part.shape, BLOCK_LAYOUT)
+            else:
+                block = load_c0(added, product, row, y, n, part.shape, BLOCK_LAYOUT)
+                part = plus_c0(part, block, added)
         part = ACTIVATION(part).to(c.dtype)
-        x, y = row, column + i * WIDTH
-        if SYMMETRIC:
-            if x >= y:
-                as_matrix(buffer, SHARED).store(part)
-                store_block(c, product, x, y, buffer, SHARED)
-            if x > y:
-                store_wait(0)
-                thread_barrier()
-                as_matrix(buffer, SHARED).permute((1, 0)).store(part)
-                store_block(c, product, y, x, buffer, SHARED)
-        else:
-            as_matrix(buffer, SHARED).store(part)
-            store_block(c, product, x, y, buffer, SHARED)
+        store_wait(BUFFERS - 1)  # TMA has read what these threads last put into this buffer
+        thread_barrier()
+        as_matrix(buffer, SHARED).store(part)
+        store_block(c, product, row, column + i * WIDTH, buffer, SHARED)
+
+
+@gluon.jit
+def write_lower(
+    acc,
+    result,
+    buffers,
+    product,
+    row,
+    column,
+    SHARED: gl.constexpr,
+    FIRST: gl.constexpr,
+    added,
+    HAS_C0: gl.constexpr,
+    ahead,
+):
+    """C = alpha * acc + beta * C0 at (row, column) and mirrored, of a symmetric C of elements of two bytes.
+
+    ``acc`` has 64 rows. Of blocks of 64 by 64 those below the diagonal are written twice, those on it once, and those
+    above it not at all: they are mirrored ones. Through two of ``buffers``, from FIRST on. ``ahead``: what
+    ``first_of_c0`` loaded; the rest: see ``write_tile``.
+    """
+    c, _, alpha, n = result
+    own = buffers.index(FIRST)
+    mirrored = buffers.index(FIRST + 1)
+    parts = column_blocks(acc * alpha, acc.shape[1] // HALF)
+    BLOCK_LAYOUT: gl.constexpr = parts[0].type.layout
+    for i in gl.static_range(acc.shape[1] // HALF):
+        y = column + i * HALF
+        part = parts[i]
+        if HAS_C0:
+            part = plus_c0(part, ahead, added)
+        part = part.to(c.dtype)
+        if row > y:
+            if HAS_C0 and (i + 1) * HALF < acc.shape[1]:
+                ahead = load_c0(added, product, row, y + HALF, n, part.shape, BLOCK_LAYOUT)
+            store_wait(1)  # at most the last store, which was from ``mirrored``, still reads
+            thread_barrier()
+            as_matrix(own, SHARED).store(part)
+            store_block(c, product, row, y, own, SHARED)
+            store_wait(1)
+            thread_barrier()
+            as_matrix(mirrored, SHARED).permute((1, 0)).store(part)
+            store_block(c, product, y, row, mirrored, SHARED)
+        elif row == y:
+            store_wait(0)
+            thread_barrier()
+            as_matrix(mirrored, SHARED).store(part)
+            store_block(c, product, row, y, mirrored, SHARED)
 
 
 @gluon.jit
