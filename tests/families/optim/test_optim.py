@@ -13,7 +13,10 @@ from torch import Tensor
 import triplan as tp
 import triplan.optim as ours
 from triplan.backends.triton.common.tables import CHUNK, chunk_table, tables
+from triplan.backends.triton.optim import update
 from triplan.errors import InvalidProblem
+from triplan.facade.cache import PlanCache
+from triplan.functional import optim as functional
 from triplan.sku import interpreting
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -95,6 +98,31 @@ def test_steps_are_torchs(name: str, device: str) -> None:
 def test_interpreted_steps_are_torchs(name: str) -> None:
     params, wide, _, _ = trained(name, "cpu")
     close(params, wide, STEPS)
+
+
+def steps_of_shared_chunks(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """Of programs that share chunks, as those of large lists do, some have fewer elements or none."""
+    monkeypatch.setattr(functional, "PLANS", PlanCache(4))
+    monkeypatch.setattr(update, "parts_of", lambda sizes, part: 2)
+    params, wide, _, _ = trained("adamw", device)
+    close(params, wide, STEPS)
+
+
+@pytest.mark.interpret
+def test_interpreted_programs_may_share_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps_of_shared_chunks(monkeypatch, "cpu")
+
+
+@pytest.mark.gpu
+def test_programs_may_share_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps_of_shared_chunks(monkeypatch, "cuda")
+
+
+def test_chunks_are_shared_where_few_programs_are_idle() -> None:
+    assert update.parts_of((4096 * 4096,) * 2, 1024) == 16
+    assert update.parts_of((1000,) * 5000, 1024) == 1
+    assert update.parts_of((5, 1 << 24, 3), 1024) == 4
+    assert update.parts_of((), 1024) == update.parts_of((0,), 1024) == 1
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -8,14 +8,16 @@ import triton.language as tl
 
 
 @triton.jit
-def chunk_of(chunks, sizes, CHUNK: tl.constexpr):
-    """(tensor, first element, elements from there to the tensor's end) of this program's chunk.
+def chunk_of(chunks, sizes, CHUNK: tl.constexpr, PARTS: tl.constexpr = 1):
+    """(tensor, first element, elements from there to the tensor's end) of this program's chunk, or part of a chunk.
 
-    chunks: i32 [2, programs], of a tensor and the number of a chunk in it; sizes: i64 [tensors].
+    chunks: i32 [2, programs / PARTS], of a tensor and the number of a chunk in it; sizes: i64 [tensors]. PARTS programs
+    share a chunk; those behind the tensor's end have no elements or fewer.
     """
-    program = tl.program_id(0).to(tl.int64)
+    program = tl.program_id(0).to(tl.int64) // PARTS
     tensor = tl.load(chunks + program).to(tl.int64)
-    first = tl.load(chunks + tl.num_programs(0) + program).to(tl.int64) * CHUNK
+    first = tl.load(chunks + tl.num_programs(0) // PARTS + program).to(tl.int64) * CHUNK
+    first += tl.program_id(0) % PARTS * (CHUNK // PARTS)
     return tensor, first, tl.load(sizes + tensor) - first
 
 

@@ -11,17 +11,23 @@ from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
-from triplan.backends.triton.common.tables import applies, tables
+from triplan.backends.triton.common.tables import LIMIT, applies, chunk_of, chunks, tables
 from triplan.backends.triton.optim import update_kernels as kernels
 from triplan.descriptors.optim import UpdateDescriptor
 from triplan.sku import ElementKind, PrecisionGuarantee, Target
+from triplan.sku.facts import fact
 
 TYPES = {ElementKind.F32: tl.float32, ElementKind.BF16: tl.bfloat16, ElementKind.F16: tl.float16}
 ELEMENTS = tuple(str(element) for element in TYPES)
-#: Bytes of the narrowest stream per thread: one vector. With two, Adam of f32 takes 72 registers instead of 48, which
-#: lowers occupancy.
+#: Bytes of the narrowest stream per thread: one vector. With two, Adam of f32 takes more registers, which lowers
+#: occupancy.
 VECTOR = 16
 WARPS = 4
+#: Blocks that one program updates, where that leaves few programs without any: those that run at a time then read and
+#: write few pages of memory. Set by hand, from Adam of f32 on an H200.
+BLOCKS = 2
+#: Programs for each one that has elements, at most, where programs share chunks.
+MOST_IDLE = 1.5
 #: Tensors whose steps one program counts. Untuned.
 COUNTED = 1024
 #: By op: (update rule, its scalars, bits of FLAGS by descriptor field).
@@ -64,6 +70,14 @@ def rank(desc: UpdateDescriptor, target: Target) -> float:
     return 2 * LAUNCH_US + moved / BYTES_PER_US
 
 
+@fact
+def parts_of(sizes: tuple[int, ...], part: int) -> int:
+    """Programs that share a chunk, each of which updates ``part`` elements; or 1."""
+    parts = chunk_of(sizes) // part
+    wanted = MOST_IDLE * sum(-(-n // part) for n in sizes)
+    return parts if 0 < chunks(sizes) * parts < min(wanted, LIMIT) else 1
+
+
 def update(desc: UpdateDescriptor, target: Target) -> list[Launch]:
     if not desc.sizes:
         return []
@@ -94,6 +108,8 @@ def update(desc: UpdateDescriptor, target: Target) -> list[Launch]:
     }
     elements = [operands[name].element for name in desc.streams]
     narrowest = min(range(len(elements)), key=lambda k: elements[k].itemsize)
+    block = 32 * WARPS * VECTOR // elements[narrowest].itemsize
+    parts = parts_of(desc.sizes, BLOCKS * block)
     constants: dict[str, Any] = {
         "SCALARS": scalars,
         "RULE": rule,
@@ -104,12 +120,14 @@ def update(desc: UpdateDescriptor, target: Target) -> list[Launch]:
         "COPIES": desc.copy_element is not None,
         "NARROWEST": narrowest,
         "CHUNK": table.chunk,
-        "BLOCK": 32 * WARPS * VECTOR // elements[narrowest].itemsize,
+        "PARTS": parts,
+        "BLOCK": block,
     }
+    programs = table.programs * parts
     # fuses=False: the masked and the unmasked loop must round alike, so ptxas must not contract them differently.
     return [
         counting,
-        Launch(kernels.update_kernel, table.programs, args, constants, num_warps=WARPS, fuses=False, overlaps=True),
+        Launch(kernels.update_kernel, programs, args, constants, num_warps=WARPS, fuses=False, overlaps=True),
     ]
 
 

@@ -207,10 +207,11 @@ def update_kernel(
     COPIES: tl.constexpr,
     NARROWEST: tl.constexpr,
     CHUNK: tl.constexpr,
+    PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """p, states = RULE(p, g / grad_scale, states) for the elements of one chunk of one tensor, in f32.
+    """p, states = RULE(p, g / grad_scale, states) for the elements of one of PARTS parts of a chunk, in f32.
 
     addresses: i64 [2 + STATES + COPIES, tensors], of parameters, gradients, states and copies of the parameters, of
     TYPES; NARROWEST: one of the narrowest type; steps: f32 [tensors], counted by ``count_kernel``; hyper: f64, in the
@@ -221,7 +222,9 @@ def update_kernel(
     if found_inf is not None:
         if tl.load(found_inf) != 0.0:
             return
-    tensor, first, rest = chunk_of(chunks, sizes, CHUNK)
+    tensor, first, rest = chunk_of(chunks, sizes, CHUNK, PARTS)
+    if rest <= 0:
+        return
     # One reciprocal instead of divisions: it is exact for the scales of a GradScaler, which are powers of two.
     scale = 1.0 if grad_scale is None else tl.div_rn(1.0, tl.load(grad_scale))
     step = tl.load(steps + tensor)
@@ -236,17 +239,50 @@ def update_kernel(
     for k in tl.static_range(len(TYPES)):
         address = shifted(address_of(addresses, k, tensor, tensors), shift, TYPES[k])
         a, joined = a + (address,), joined | address
-    count = shifted_count(rest, shift, CHUNK)
+    count = shifted_count(rest, shift, CHUNK // PARTS)
+    within = tl.arange(0, BLOCK)
     for i in range(0, count, BLOCK):
         at = first + i
-        offset = at + tl.arange(0, BLOCK)
+        here = ()
+        for k in tl.static_range(len(TYPES)):
+            here = here + (shifted(a[k], -at, TYPES[k]),)
         # Alignment is tested on the addresses themselves, so that no table can promise a wrong one.
         if ((joined % 16) == 0) & (at >= shift) & (i + BLOCK <= count):
             _block(
-                a, at, offset, None, scale, s, seed, stream, TYPES, STATES, True, MAXIMIZE, RULE, FLAGS, COPIES, BLOCK
+                here,
+                at,
+                within,
+                None,
+                scale,
+                s,
+                seed,
+                stream,
+                TYPES,
+                STATES,
+                True,
+                MAXIMIZE,
+                RULE,
+                FLAGS,
+                COPIES,
+                BLOCK,
             )
         else:
-            mask = (offset >= shift) & (offset < first + count)
+            mask = (within >= shift - at) & (within < count - i)
             _block(
-                a, at, offset, mask, scale, s, seed, stream, TYPES, STATES, False, MAXIMIZE, RULE, FLAGS, COPIES, BLOCK
+                here,
+                at,
+                within,
+                mask,
+                scale,
+                s,
+                seed,
+                stream,
+                TYPES,
+                STATES,
+                False,
+                MAXIMIZE,
+                RULE,
+                FLAGS,
+                COPIES,
+                BLOCK,
             )
