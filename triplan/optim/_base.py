@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
@@ -81,7 +82,8 @@ class _Known:
         """Make the step if it is the one that was made before; whether it is."""
         if self.options != optimizer.options(group) or not _same(group["params"], self.params):
             return False
-        if not _same(map(optimizer.state.get, self.updated), self.states) or not _same(self._values(), self.values):
+        states = list(map(optimizer.state.get, self.updated))
+        if not _same(states, self.states) or not _same(self._values(), self.values):
             return False
         grads: list[Any] = [p.grad for p in self.params]
         if self._kinds(grads, self.sharded) != self.grads or self._addresses() != self.addresses:
@@ -109,9 +111,9 @@ def _has_master(group: dict[str, Any], p: Tensor) -> bool:
     return group["master_weights"] and p.dtype is not torch.float32
 
 
-def _same(some: Iterable[Any], others: Iterable[Any]) -> bool:
+def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
     """Whether these are the same objects."""
-    return list(map(id, some)) == list(map(id, others))
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 class ListOptimizer(torch.optim.Optimizer):
