@@ -97,6 +97,8 @@ TILES_F32_ELEMENTWISE = (
 #: The same where vector loads can read the factors: for a row-major B on sm90a, and otherwise.
 TILES_F32_ROWS = (*TILES_F32_ELEMENTWISE, Tile(64, 128, 32, 4, 2))
 TILES_F32 = (*TILES_F32_ELEMENTWISE, Tile(128, 128, 16, 8, 3))
+#: The same for a column-major B on sm80, where the largest tiles spill with three stages and elements of C0.
+TILES_F32_COLUMNS = (Tile(64, 64, 16, 4, 2), *TILES_F32_ELEMENTWISE[1:], Tile(128, 128, 16, 8, 2))
 #: For f64, on tensor cores.
 _F64 = (Tile(64, 64, 16, 8, 3), Tile(32, 32, 16, 2, 3))
 TILES_F64 = {
@@ -176,7 +178,9 @@ def _candidates(desc: MatrixProductDescriptor, target: Target, elementwise: bool
     if desc.element is ElementKind.F32:
         if elementwise:
             return TILES_F32_ELEMENTWISE
-        return TILES_F32_ROWS if is_turned(desc.operand("b")) and target.arch is ArchSku.SM90A else TILES_F32
+        if is_turned(desc.operand("b")):
+            return TILES_F32_ROWS if target.arch is ArchSku.SM90A else TILES_F32
+        return TILES_F32_COLUMNS if target.arch is ArchSku.SM80 else TILES_F32
     return TILES_F64[target.arch]
 
 
