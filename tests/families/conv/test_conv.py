@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import triplan as tp
 import triplan.functional as F  # noqa: N812
 import triplan.nn
+from triplan.backends.triton.conv import depthwise
 from triplan.testing import check_plan, descriptors
 
 Tensor = torch.Tensor
@@ -209,6 +210,33 @@ def test_several_tiles_and_parts(op: str) -> None:
         plan = tp.plan(desc, target=target("interpret"), kernel=kernel)
         assert (plan.workspace_size() > 0) == (op == "conv2d_backward_weight" or kernel == "converted")
         assert check_plan(plan, runs=1, passes=("unit",)).compared
+
+
+#: Depthwise problems of which a thread has several rows and columns, and a program several tiles: channels, height and
+#: width, then what a convolution has besides.
+GROUPED: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {
+    "vectors": ((16, 9, 12), {"kernel": (3, 3), "padding": (1, 1, 1, 1)}),
+    "strided": ((5, 19, 22), {"kernel": (3, 3), "padding": (1, 1, 1, 1), "stride": (2, 2)}),
+    "unequal": ((3, 23, 26), {"kernel": (3, 5), "padding": (1, 2, 0, 3), "stride": (2, 3), "dilation": (2, 1)}),
+    "dilated": ((4, 9, 14), {"kernel": (2, 3), "padding": (1, 1, 2, 2), "dilation": (1, 2)}),
+    "tall": ((3, 15, 16), {"kernel": (1, 8), "padding": (0, 0, 3, 4)}),  # taps in two tiles
+}
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("name", GROUPED)
+def test_depthwise_rows_and_columns_of_a_thread(name: str, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in ("BUSY_TILES", "MANY_PROGRAMS"):
+        monkeypatch.setattr(depthwise, limit, 1)
+    (channels, height, width), options = GROUPED[name]
+    fields = {"batch": 2, "in_channels": channels, "out_channels": channels, "groups": channels, **options}
+    desc = tp.descriptor_types()[op](element="f32", height=height, width=width, **fields)
+    last = tp.Layout.strided(unit_axis=1, alignment=4 if channels % 4 else 16, stride_multiple=1 if channels % 4 else 4)
+    desc = desc.replace(layouts={o.name: last for o in desc.operands() if o.shape[1] == channels})
+    plan = tp.plan(desc, target=target("interpret"), kernel="depthwise")
+    assert plan.launches[0].constexprs["LINES"] * plan.launches[0].constexprs["ACROSS"] > 1
+    assert check_plan(plan, runs=1).compared
 
 
 #: What the taps of a row read: with gaps, beyond both ends, of many and of no columns.

@@ -210,5 +210,9 @@ def around(copies: Sequence[Padded], launches: list[Launch], tensors: Mapping[st
         return Int(step, True, power_of_two_in(step))
 
     found = [replace(x, args={k: placed(a) for k, a in x.args.items()}) for x in launches]
-    first = [launch(c) for c in copies if not c.operand.is_written]
-    return [*first, *found, *(launch(c) for c in copies if c.operand.is_written)]
+    overlaps = all(x.overlaps for x in launches)
+    before, after = (
+        [replace(launch(c), overlaps=overlaps) for c in copies if c.operand.is_written is written]
+        for written in (False, True)
+    )
+    return [*before, *found, *after]

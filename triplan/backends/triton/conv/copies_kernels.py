@@ -6,6 +6,7 @@
 import triton
 import triton.language as tl
 
+from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.conv.shared_kernels import offset
 
 
@@ -29,6 +30,7 @@ def conv2d_copy_kernel(
     tiles_columns,
     BLOCK_C: tl.constexpr,
     BLOCK_P: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """out[image, channel, row, column] = source[image, channel, row, column - left], and 0 where source has none.
 
@@ -38,6 +40,7 @@ def conv2d_copy_kernel(
     reads along the axis that is adjacent in ``source`` and writes along that of ``out``; if these differ, the compiler
     transposes through shared memory.
     """
+    begin(OVERLAPS)
     program = tl.program_id(0)
     column = program % tiles_columns * BLOCK_P + tl.arange(0, BLOCK_P)
     program = program // tiles_columns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -14,16 +15,16 @@ from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku import MathPrecision, PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact
 
-#: Rows of a tile at most, and lanes of a thread whose channels are read in vectors; otherwise it has one. Untuned.
-MOST_LINES, VECTOR_LANES = 8, 4
-#: Weights, or sums of taps, that a thread holds at most; taps of a row that are unrolled. Untuned.
-MOST_WEIGHTS, MOST_SUMS, MOST_TAPS = 64, 49, 7
-#: Rows of dout that a thread of the gradient of weight holds at most. Untuned.
-SUMMED_LINES = 4
+#: Rows and columns of a thread at most, and its lanes if channels are read in vectors; otherwise it has one. Untuned.
+MOST_LINES, MOST_ACROSS, VECTOR_LANES = 8, 4, 4
+#: Taps that a thread holds at most, results, and their products; taps of a row that are unrolled. Untuned.
+MOST_WEIGHTS, MOST_RESULTS, MOST_PRODUCTS, MOST_TAPS = 64, 64, 1024, 7
 #: Channels of a tile, about, where there are more: columns of fewer bytes share lines of the L1 cache. Untuned.
 CHANNELS = 64
-#: Tiles that keep any card busy. Untuned.
-BUSY_TILES = 264
+#: Tiles that keep any card busy, and programs from which on each has several tiles. Untuned.
+BUSY_TILES, MANY_PROGRAMS = 264, 2112
+#: What a load takes beside those that its columns share, and a step of the gradient of weight, in loads. Untuned.
+SINGLE, STEP = 0.6, 20
 #: Tiles may have so many times the rows or lanes that exist. Untuned.
 IDLE = 1.2
 #: Programs of the gradient of weight that run at once on an H200, by whether they read vectors: threads then have many
@@ -63,17 +64,17 @@ def _divisor(n: int, most: int) -> int:
     return next(d for d in range(min(n, max(most, 1)), 0, -1) if n % d == 0)
 
 
-def _taps(desc: Conv2dProblem, lanes: int) -> tuple[int, int]:
+def _taps(desc: Conv2dProblem, each: int) -> tuple[int, int]:
     """Rows and columns of the taps that are unrolled, by the lanes of a thread."""
     columns = _divisor(desc.kernel[1], MOST_TAPS)
-    held = MOST_SUMS if shared.of_weight(desc) else MOST_WEIGHTS
-    return _divisor(desc.kernel[0], held // (columns * lanes)), columns
+    return _divisor(desc.kernel[0], MOST_WEIGHTS // (columns * each)), columns
 
 
 class Division(NamedTuple):
-    """Rows and lanes of a tile, the rows and columns of the taps that it takes at a time, and its warps."""
+    """Rows of a tile, columns of a lane, lanes, the rows and columns of the taps that it takes at a time, and warps."""
 
     lines: int
+    across: int
     lanes: int
     taps: tuple[int, int]
     warps: int
@@ -84,30 +85,68 @@ def _skips(desc: Conv2dProblem) -> tuple[int, int]:
     return desc.stride if shared.of_input(desc) else (1, 1)
 
 
-def _all_lanes(desc: Conv2dProblem) -> int:
+def _groups(desc: Conv2dProblem, across: int) -> int:
+    """Groups of so many columns."""
+    return -(-_extents(desc)[1] // (_skips(desc)[1] * across))
+
+
+def _all_lanes(desc: Conv2dProblem, across: int) -> int:
     """Lanes of a row."""
+    return _groups(desc, across) * (desc.in_channels if _columns_first(desc) else _block(desc))
+
+
+def _wide(desc: Conv2dProblem, across: int, each: int) -> int:
+    """Lanes of a tile: the most of which few are idle."""
+    lanes, wide = _all_lanes(desc, across), 32 * WARPS * each
+    while wide > 32 and -(-lanes // wide) * wide > IDLE * lanes:
+        wide //= 2
+    return wide
+
+
+def _rows_of_tiles(desc: Conv2dProblem, across: int, each: int) -> int:
+    """Tiles of one row."""
+    return desc.batch * -(-_all_lanes(desc, across) // _wide(desc, across, each)) * _blocks(desc) * _extents(desc)[0]
+
+
+def _across(desc: Conv2dProblem, each: int) -> int:
+    """Columns of a lane: those that share the most loads, if few are idle and the card is busy all the same."""
     columns = -(-_extents(desc)[1] // _skips(desc)[1])
-    return columns * (desc.in_channels if _columns_first(desc) else _block(desc))
+    if _columns_first(desc) or columns == 0:
+        return 1
+    if shared.of_weight(desc):  # no column may be idle: 0 times an infinity would be NaN
+        return _divisor(columns, MOST_ACROSS)
+    found = (n for n in range(1, MOST_ACROSS + 1) if n == 1 or _rows_of_tiles(desc, n, each) >= BUSY_TILES)
+    return min(found, key=lambda n: -(-columns // n) * (n + SINGLE))
+
+
+def _summed_lines(desc: Conv2dProblem, taps: tuple[int, int], across: int, most: int) -> int:
+    """Rows of dout of a step: those with the fewest loads, with the rows that are left and read one by one."""
+    rows, wide = _extents(desc)[0], (across - 1) * desc.stride[1] + (taps[1] - 1) * desc.dilation[1] + 1
+
+    def loads(lines: int) -> int:
+        return ((lines - 1) * desc.stride[0] + (taps[0] - 1) * desc.dilation[0] + 1) * wide + lines * across + STEP
+
+    return min(range(1, min(most, rows) + 1), key=lambda h: rows // h * loads(h) + rows % h * loads(1))
 
 
 @fact
 def _division(desc: Conv2dProblem) -> Division:
-    """The most lanes and rows of which few are idle, but enough tiles to keep a card busy."""
-    rows, lanes = _extents(desc)[0], _all_lanes(desc)
+    """The most lanes, rows and columns of which few are idle, but enough tiles to keep a card busy."""
+    rows = _extents(desc)[0]
     each = VECTOR_LANES * 4 // max(desc.element.itemsize, 4) if _vectors(desc) else 1
     while each > 1 and _taps(desc, each)[0] < desc.kernel[0]:
         each //= 2
-    wide = 32 * WARPS * each
-    while wide > 32 and -(-lanes // wide) * wide > IDLE * lanes:
-        wide //= 2
-    step, taps, warps = _skips(desc)[0], _taps(desc, each), max(wide // (32 * each), 1)
+    across, taps = _across(desc, each), _taps(desc, each)
+    wide = _wide(desc, across, each)
+    held = min(MOST_RESULTS, MOST_PRODUCTS // math.prod(taps)) // (each * across)
+    most, step = max(min(MOST_LINES, held), 1), _skips(desc)[0]
+    warps = max(wide // (32 * each), 1)
     if shared.of_weight(desc):
-        return Division(min(SUMMED_LINES, rows), wide, taps, warps)
-    tiles = desc.batch * -(-lanes // wide) * _blocks(desc)
-    most = min(max(rows * tiles // BUSY_TILES, 1), MOST_LINES, max(rows, 1))
+        return Division(_summed_lines(desc, taps, across, most) if rows else 1, across, wide, taps, warps)
+    most = min(max(_rows_of_tiles(desc, across, each) // BUSY_TILES, 1), most, max(rows, 1))
     heights = range(-(-most // step) * step, 0, -step)
     lines = min(heights, key=lambda h: (max(-(-rows // h) * h, IDLE * rows), -h))
-    return Division(lines, wide, taps, warps)
+    return Division(lines, across, wide, taps, warps)
 
 
 def _blocks(desc: Conv2dProblem) -> int:
@@ -121,26 +160,33 @@ def _tiles(desc: Conv2dProblem) -> tuple[int, int, int, int, int]:
     d, rows = _division(desc), _extents(desc)[0]
     taps = [n // each for n, each in zip(desc.kernel, d.taps, strict=True)]
     tall = rows // d.lines if shared.of_weight(desc) else -(-rows // d.lines)
-    return tall, -(-_all_lanes(desc) // d.lanes), _blocks(desc), taps[0] * taps[1], taps[1]
+    return tall, -(-_all_lanes(desc, d.across) // d.lanes), _blocks(desc), taps[0] * taps[1], taps[1]
+
+
+def _turns(desc: Conv2dProblem) -> int:
+    """Tiles of rows that a program computes, so that it loads its taps once."""
+    tall, lanes, blocks, *_ = _tiles(desc)
+    most = max(min(tall, desc.batch * tall * lanes * blocks // MANY_PROGRAMS), 1)
+    return max(-(-tall // -(-tall // most)), 1)
 
 
 def _units(desc: Conv2dProblem) -> tuple[int, int]:
     """Parts that the gradient of weight sums, and the tiles of rows of each."""
     tall, lanes, blocks, taps, _ = _tiles(desc)
-    most = max(MOST_PARTS // max(desc.out_extents[1], 1), 1)
+    most = max(MOST_PARTS // max(_groups(desc, _division(desc).across), 1), 1)
     return shared.parts_of(desc.batch * tall, lanes * blocks * taps, BUSY_PROGRAMS[_vectors(desc)], most)
 
 
 def _parts(desc: Conv2dProblem) -> int:
-    """Sums of a tap and a channel: of each part of the rows, one of each column."""
-    return _units(desc)[0] * desc.out_extents[1]
+    """Sums of a tap and a channel: of each part of the rows, one of each group of columns."""
+    return _units(desc)[0] * _groups(desc, _division(desc).across)
 
 
 def programs(desc: Conv2dProblem) -> int:
     tall, lanes, blocks, taps, _ = _tiles(desc)
     if shared.of_weight(desc):
         return lanes * blocks * taps * _units(desc)[0]
-    return desc.batch * tall * lanes * blocks
+    return desc.batch * -(-tall // _turns(desc)) * lanes * blocks
 
 
 def supports(desc: Conv2dProblem, target: Target) -> Support:
@@ -174,7 +220,7 @@ def guarantee(desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:
 def numerics(desc: Conv2dProblem) -> str | None:
     """The numerics id: the taps of a pixel are added in one order, whatever its tile."""
     kernel = "x".join(map(str, desc.kernel))
-    return None if shared.of_weight(desc) else f"{desc.op}.depthwise.{desc.element}.{kernel}.v2"
+    return None if shared.of_weight(desc) else f"{desc.op}.depthwise.{desc.element}.{kernel}.v3"
 
 
 def workspace(desc: Conv2dProblem, target: Target) -> int:
@@ -192,14 +238,29 @@ def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
     reach = (found.taps[0] - 1) * desc.dilation[0]
     lowest = -((reach - rest[0]) // step[0]) if back else 0
     highest = (found.lines - 1 + rest[0]) // step[0] if back else (found.lines - 1) * step[0] + reach
+    left, right = _columns_read(desc, found)
+    tiles, single = _shared(desc), _tiles(desc)[3] == 1
     args = {
         **shared.of_pixels(desc),
-        **_shared(desc),
+        **tiles,
+        "tiles_rows": Int(-(-_tiles(desc)[0] // _turns(desc))),
+        "tiles_taps": None if single else tiles["tiles_taps"],
+        "tiles_tap_columns": None if single else tiles["tiles_tap_columns"],
+        "turns": Int(_turns(desc)),
         **dict(zip(("first_row", "first_column"), _first(desc), strict=True)),
     }
     constants |= {"REST_ROWS": rest[0], "REST_COLUMNS": rest[1], "LOWEST": lowest, "SPAN": highest - lowest + 1}
-    constants |= {"TRANSPOSED": back}
+    constants |= {"LEFT": left, "COUNT": right - left + 1, "TRANSPOSED": back}
     return [Launch(kernels.conv2d_depthwise_kernel, programs(desc), args, constants, num_warps=found.warps)]
+
+
+def _columns_read(desc: Conv2dProblem, d: Division) -> tuple[int, int]:
+    """The first and the last column that a lane reads, counted from its first one."""
+    step, reach = desc.stride[1], (d.taps[1] - 1) * desc.dilation[1]
+    if not shared.of_input(desc):
+        return 0, (d.across - 1) * step + reach
+    rest = desc.padding[2] % step
+    return (rest - reach) // step, d.across - 1 + (step - 1 + rest) // step
 
 
 def _first(desc: Conv2dProblem) -> tuple[Arg, Arg]:
@@ -215,6 +276,7 @@ def _shared(desc: Conv2dProblem) -> dict[str, Arg]:
     return {
         "channels": count(desc.in_channels),
         "block": None if _columns_first(desc) else count(_block(desc)),
+        "groups": Int(_groups(desc, _division(desc).across)),
         **{name: Int(n) for name, n in zip(names, _tiles(desc), strict=True)},
     }
 
@@ -223,6 +285,7 @@ def _constants(desc: Conv2dProblem) -> dict[str, object]:
     d = _division(desc)
     return {
         "LINES": d.lines,
+        "ACROSS": d.across,
         "LANES": d.lanes,
         "ROWS": d.taps[0],
         "TAPS": d.taps[1],

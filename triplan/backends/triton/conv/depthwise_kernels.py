@@ -1,9 +1,9 @@
 """Kernels of ``depthwise``: convolution of each channel separately.
 
-Channels share no factors, so there is no matrix product. Lanes are the columns of a row by some channels, whatever
-their number: what is adjacent in memory is adjacent in a warp, and no lane is idle. A thread computes several rows of
-its lanes: what it reads once is a factor of every row and tap that meets it. Rows and taps are unrolled, so that all
-loads wait together and no tap is divided into its row and column.
+Channels share no factors, so there is no matrix product. Lanes are columns of a row by some channels, whatever their
+number: what is adjacent in memory is adjacent in a warp, and no lane is idle. A thread computes several rows and
+adjacent columns of its lanes: what it reads once is a factor of every result and tap that meets it. Rows, columns and
+taps are unrolled, so that all loads wait together and no tap is divided into its row and column.
 """
 
 # mypy: ignore-errors
@@ -15,63 +15,113 @@ import triton.language as tl
 from triplan.backends.triton.conv.shared_kernels import offset, within
 
 
+@triton.constexpr_function
+def place(down, along, steps, extents):
+    """The index, in ``extents``, of what lies so far down and along, in ``steps``; -1 if nothing does."""
+    row, column = down // steps[0], along // steps[1]
+    exists = (
+        down == row * steps[0] and along == column * steps[1] and 0 <= row < extents[0] and 0 <= column < extents[1]
+    )
+    return row * extents[1] + column if exists else -1
+
+
+@triton.constexpr_function
+def tap_of(line, column, down, along, rest, which, strides, dilations, taps, transposed):
+    """Which of ``taps`` a result reads from what lies so far down and along in the source; -1: none.
+
+    Of the gradient of x, ``rest`` and ``which`` are added to rows and columns before they are divided.
+    """
+    if transposed:
+        at = (line + rest - down * strides[0], which - (along - column) * strides[1])
+    else:
+        at = (down - line * strides[0], along - column * strides[1])
+    return place(at[0], at[1], dilations, taps)
+
+
+@triton.constexpr_function
+def result_of(tap, down, along, dilations, taps, strides, results):
+    """Which of ``results`` reads by a tap what lies so far down and along in the source; -1: none."""
+    row, column = tap // taps[1] * dilations[0], tap % taps[1] * dilations[1]
+    return place(down - row, along - column, strides, results)
+
+
 @triton.jit
-def lanes_of(lane, of_channels, block, columns):
-    """(column, channel) of each lane: ``block`` adjacent channels of a column, or (None) all columns of a channel."""
+def lanes_of(lane, of_channels, block, groups):
+    """(group of columns, channel) of each lane: ``block`` adjacent channels, or (None) all groups of a channel."""
     if block is None:
-        return lane % columns, lane // columns
+        return lane % groups, lane // groups
     else:  # noqa: RET505 - Triton also compiles what follows a return
         return lane // block, of_channels * block + lane % block
 
 
 @triton.jit
-def read(at, inside, column, step, extent, MOVED: tl.constexpr, ACC: tl.constexpr):
-    """What lies MOVED columns after ``column`` (of ``extent``, ``step`` apart), whose addresses are ``at``."""
-    found = inside & within(column + MOVED, extent)
-    return tl.load(at + offset(MOVED, step), mask=found, other=0.0).to(ACC)
+def columns_from(at, column, inside, step, COUNT: tl.constexpr):
+    """(addresses, columns) of COUNT columns from ``column`` on; what is not ``inside`` has column 2**30 or later."""
+    found = ((at + offset(column, step), tl.where(inside, column, 2**30)),)
+    if COUNT > 1:
+        found = found + columns_from(at, column + 1, inside, step, COUNT - 1)
+    return found
+
+
+@triton.jit
+def read(column, plane, row, stride, rows, columns, ACC: tl.constexpr):
+    """What a column (of ``columns_from``) has in a row of the image that begins at ``plane``; 0 outside of it.
+
+    One comparison a load: a row that is outside has no columns.
+    """
+    at, which = column
+    found = within(which, tl.where(within(row, rows), columns, 0))
+    return tl.load(at + (plane + offset(row, stride)), mask=found, other=0.0).to(ACC)
+
+
+@triton.jit
+def load_taps(weight, channel, inside, strides, tap_row, tap_column, ROWS: tl.constexpr, TAPS: tl.constexpr, ACC):
+    """A tuple of ROWS by TAPS taps of each channel."""
+    weight += offset(channel, strides[0])
+    found = ()
+    for i in tl.static_range(ROWS):
+        for j in tl.static_range(TAPS):
+            at = weight + (offset(tap_row + i, strides[2]) + offset(tap_column + j, strides[3]))
+            found = found + (tl.load(at, mask=inside, other=0.0).to(ACC),)
+    return found
 
 
 @triton.jit
 def add_row(
     acc,
     weights,
-    at,
-    inside,
-    column,
-    step,
-    extent,
+    sources,
+    plane,
+    row,
+    stride,
+    rows,
+    columns,
     SHIFT: tl.constexpr,
     WHICH: tl.constexpr,
-    LINES: tl.constexpr,
-    ROWS: tl.constexpr,
-    TAPS: tl.constexpr,
-    STRIDE_ROWS: tl.constexpr,
-    STRIDE_COLUMNS: tl.constexpr,
-    DILATION_ROWS: tl.constexpr,
-    DILATION_COLUMNS: tl.constexpr,
-    REST_ROWS: tl.constexpr,
+    REST: tl.constexpr,
+    RESULTS: tl.constexpr,
+    KERNEL: tl.constexpr,
+    STRIDES: tl.constexpr,
+    DILATIONS: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """acc (a tuple of LINES rows) plus the products of row SHIFT of source, whose addresses are ``at``: with the taps
-    that read it for a row. WHICH: the remainder of the columns, modulo the stride, of the gradient of x."""
-    for j in tl.static_range(TAPS):
-        if not TRANSPOSED or (WHICH - j * DILATION_COLUMNS) % STRIDE_COLUMNS == 0:
-            if TRANSPOSED:
-                a = read(at, inside, column, step, extent, (WHICH - j * DILATION_COLUMNS) // STRIDE_COLUMNS, ACC)
-            else:
-                a = read(at, inside, column, step, extent, j * DILATION_COLUMNS, ACC)
-            sums = ()
-            for line in tl.static_range(LINES):
-                value = acc[line]
-                for i in tl.static_range(ROWS):
-                    if TRANSPOSED:
-                        if line + REST_ROWS - i * DILATION_ROWS == SHIFT * STRIDE_ROWS:
-                            value += a * weights[i * TAPS + j]
-                    elif line * STRIDE_ROWS + i * DILATION_ROWS == SHIFT:
-                        value += a * weights[i * TAPS + j]
+    """acc (a tuple, RESULTS rows and columns) plus the products of row SHIFT of source with the taps that read it.
+
+    ``sources``: columns. Tap j of column c reads ``c * stride + j * dilation`` of them, or of the gradient of x ``c +
+    (WHICH - j * dilation) / stride``.
+    """
+    for p in tl.static_range(len(sources)):
+        a = read(sources[p], plane, row, stride, rows, columns, ACC)
+        sums = ()
+        for line in tl.static_range(RESULTS[0]):
+            for c in tl.static_range(RESULTS[1]):
+                value = acc[line * RESULTS[1] + c]
+                if tap_of(line, c, SHIFT, p, REST, WHICH, STRIDES, DILATIONS, KERNEL, TRANSPOSED) >= 0:
+                    tap = weights[tap_of(line, c, SHIFT, p, REST, WHICH, STRIDES, DILATIONS, KERNEL, TRANSPOSED)]
+                    value += a * tap
                 sums = sums + (value,)
-            acc = sums
+        acc = sums
     return acc
 
 
@@ -91,6 +141,7 @@ def conv2d_depthwise_kernel(
     source_columns,
     channels,
     block,
+    groups,
     first_row,
     first_column,
     tiles_rows,
@@ -98,7 +149,9 @@ def conv2d_depthwise_kernel(
     tiles_channels,
     tiles_taps,
     tiles_tap_columns,
+    turns,
     LINES: tl.constexpr,
+    ACROSS: tl.constexpr,
     LANES: tl.constexpr,
     ROWS: tl.constexpr,
     TAPS: tl.constexpr,
@@ -110,117 +163,128 @@ def conv2d_depthwise_kernel(
     REST_COLUMNS: tl.constexpr,
     LOWEST: tl.constexpr,
     SPAN: tl.constexpr,
+    LEFT: tl.constexpr,
+    COUNT: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     ACC: tl.constexpr,
 ):
     """out[pixel, channel] = bias[channel] + sum over taps of source[pixel at tap, channel] * weight[channel, tap].
 
     ``source`` and ``out``: (image, channel, row, column) of f16, bf16, f32 or f64; ``weight``: (channel, 1, tap row,
-    tap column); strides in this order, None for 1; sums in ACC. A program computes LANES lanes of LINES rows of one
-    image, ROWS by TAPS taps at a time (these divide the kernel): tap row r of row p reads row ``p * STRIDE_ROWS + r *
-    DILATION_ROWS + first_row`` of source, SPAN rows from LOWEST on. Of each result the taps are added row by row.
+    tap column); strides in this order, None for 1; sums in ACC. A lane is one of ``groups`` groups of ACROSS columns of
+    a channel. A program computes LANES lanes of ``turns`` tiles of LINES rows of one image, ROWS by TAPS taps at a time
+    (these divide the kernel; ``tiles_taps`` is None if they are all). Tap row r of row p reads row ``p * STRIDE_ROWS +
+    r * DILATION_ROWS + first_row`` of source; a tile reads SPAN rows from LOWEST on, and COUNT columns from LEFT on. Of
+    each result the taps are added row by row.
 
     TRANSPOSED: the gradient of x. Tap row r reads row ``(p + REST_ROWS - r * DILATION_ROWS) / STRIDE_ROWS +
     first_row`` if that is whole; LINES is a multiple of STRIDE_ROWS, so it is known when compiling which taps reach a
-    row. A column of lanes are then STRIDE_COLUMNS columns, one after the other, each with its own taps.
+    row. A column of a group are then STRIDE_COLUMNS columns, one after the other, each with its own taps.
     """
     program = tl.program_id(0)
     of_channels = program % tiles_channels
     program = program // tiles_channels
     lane = program % tiles_lanes * LANES + tl.arange(0, LANES)
     program = program // tiles_lanes
-    top = program % tiles_rows * LINES
+    first = program % tiles_rows * turns
     image = program // tiles_rows
     CLASSES: tl.constexpr = STRIDE_COLUMNS if TRANSPOSED else 1
-    wide, channel = lanes_of(lane, of_channels, block, (columns + CLASSES - 1) // CLASSES)
-    origin = source + offset(image, source_strides[0]) + offset(channel, source_strides[1])
+    group, channel = lanes_of(lane, of_channels, block, groups)
+    inside = (group < groups) & (channel < channels)
+    wide = group * ACROSS
+    source += offset(channel, source_strides[1])
+    plane = offset(image, source_strides[0])
+    out += offset(image, out_strides[0]) + offset(channel, out_strides[1])
+    if tiles_taps is None:
+        weights = load_taps(weight, channel, inside, weight_strides, 0, 0, ROWS, TAPS, ACC)
+        x = (wide if TRANSPOSED else wide * STRIDE_COLUMNS) + (first_column + LEFT)
+        sources = columns_from(source, x, inside, source_strides[3], COUNT)
     for which in tl.static_range(CLASSES):
-        column = wide * CLASSES + which
-        inside = (column < columns) & (channel < channels)
-        acc = (tl.zeros((LANES,), ACC),) * LINES
-        for tile in range(tiles_taps):
-            tap_row, tap_column = tile // tiles_tap_columns * ROWS, tile % tiles_tap_columns * TAPS
-            if TRANSPOSED:  # tiles of taps are multiples of the strides, or all taps
-                y = top // STRIDE_ROWS + first_row - tap_row * DILATION_ROWS // STRIDE_ROWS
-                x = wide + first_column - tap_column * DILATION_COLUMNS // STRIDE_COLUMNS
-            else:
-                y = top * STRIDE_ROWS + first_row + tap_row * DILATION_ROWS
-                x = wide * STRIDE_COLUMNS + first_column + tap_column * DILATION_COLUMNS
-            weights = ()
-            for i in tl.static_range(ROWS):
-                for j in tl.static_range(TAPS):
-                    at = offset(tap_row + i, weight_strides[2]) + offset(tap_column + j, weight_strides[3])
-                    at = weight + offset(channel, weight_strides[0]) + at
-                    weights = weights + (tl.load(at, mask=inside, other=0.0).to(ACC),)
-            for k in tl.static_range(SPAN):
-                row = y + (LOWEST + (SPAN - 1 - k if TRANSPOSED else k))
-                acc = add_row(
-                    acc,
-                    weights,
-                    origin + offset(row, source_strides[2]) + offset(x, source_strides[3]),
-                    inside & within(row, source_rows),
-                    x,
-                    source_strides[3],
-                    source_columns,
-                    LOWEST + (SPAN - 1 - k if TRANSPOSED else k),
-                    which + REST_COLUMNS,
-                    LINES,
-                    ROWS,
-                    TAPS,
-                    STRIDE_ROWS,
-                    STRIDE_COLUMNS,
-                    DILATION_ROWS,
-                    DILATION_COLUMNS,
-                    REST_ROWS,
-                    TRANSPOSED,
-                    ACC,
-                )
-        to = out + offset(image, out_strides[0]) + offset(channel, out_strides[1]) + offset(column, out_strides[3])
-        for line in tl.static_range(LINES):
-            value = acc[line]
-            if bias is not None:
-                value += tl.load(bias + offset(channel, bias_stride), mask=inside, other=0.0).to(ACC)
-            at = to + offset(top + line, out_strides[2])
-            tl.store(at, value.to(out.dtype.element_ty), mask=inside & (top + line < rows))
+        for turn in range(turns):
+            top = (first + turn) * LINES
+            acc = (tl.zeros((LANES,), ACC),) * (LINES * ACROSS)
+            for tile in range(1 if tiles_taps is None else tiles_taps):
+                y = (top // STRIDE_ROWS if TRANSPOSED else top * STRIDE_ROWS) + first_row
+                if tiles_taps is not None:
+                    tap_row, tap_column = tile // tiles_tap_columns * ROWS, tile % tiles_tap_columns * TAPS
+                    weights = load_taps(weight, channel, inside, weight_strides, tap_row, tap_column, ROWS, TAPS, ACC)
+                    if TRANSPOSED:  # tiles of taps are multiples of the strides
+                        y -= tap_row * DILATION_ROWS // STRIDE_ROWS
+                        x = wide + (first_column + LEFT - tap_column * DILATION_COLUMNS // STRIDE_COLUMNS)
+                    else:
+                        y += tap_row * DILATION_ROWS
+                        x = wide * STRIDE_COLUMNS + (first_column + LEFT + tap_column * DILATION_COLUMNS)
+                    sources = columns_from(source, x, inside, source_strides[3], COUNT)
+                for k in tl.static_range(SPAN):
+                    acc = add_row(
+                        acc,
+                        weights,
+                        sources,
+                        plane,
+                        y + (LOWEST + (SPAN - 1 - k if TRANSPOSED else k)),
+                        source_strides[2],
+                        source_rows,
+                        source_columns,
+                        LOWEST + (SPAN - 1 - k if TRANSPOSED else k),
+                        which + REST_COLUMNS - LEFT * STRIDE_COLUMNS,
+                        REST_ROWS,
+                        (LINES, ACROSS),
+                        (ROWS, TAPS),
+                        (STRIDE_ROWS, STRIDE_COLUMNS),
+                        (DILATION_ROWS, DILATION_COLUMNS),
+                        TRANSPOSED,
+                        ACC,
+                    )
+            for c in tl.static_range(ACROSS):
+                column = (wide + c) * CLASSES + which
+                to, found = out + offset(column, out_strides[3]), inside & (column < columns)
+                for line in tl.static_range(LINES):
+                    value = acc[line * ACROSS + c]
+                    if bias is not None:
+                        value += tl.load(bias + offset(channel, bias_stride), mask=inside, other=0.0).to(ACC)
+                    at = to + offset(top + line, out_strides[2])
+                    tl.store(at, value.to(out.dtype.element_ty), mask=found & (top + line < rows))
 
 
 @triton.jit
 def add_lines(
     acc,
     g,
-    x,
-    at_column,
-    inside,
+    sources,
+    plane,
     y,
-    row_stride,
-    column_stride,
+    stride,
     height,
     width,
-    LINES: tl.constexpr,
-    ROWS: tl.constexpr,
-    TAPS: tl.constexpr,
-    STRIDE: tl.constexpr,
-    DILATION_ROWS: tl.constexpr,
-    DILATION_COLUMNS: tl.constexpr,
+    RESULTS: tl.constexpr,
+    KERNEL: tl.constexpr,
+    STRIDES: tl.constexpr,
+    DILATIONS: tl.constexpr,
 ):
-    """acc (a tuple, of each tap the sums of the lanes) plus the products of LINES rows of dout, ``g``, with x's rows
-    from ``y`` on, whose columns are ``at_column`` under the first tap."""
-    SPAN: tl.constexpr = (LINES - 1) * STRIDE + (ROWS - 1) * DILATION_ROWS + 1
-    for k in tl.static_range(SPAN):
-        in_row = inside & within(y + k, height)
-        at_row = x + offset(y + k, row_stride)
-        for j in tl.static_range(TAPS):
-            a = read(at_row, in_row, at_column, column_stride, width, j * DILATION_COLUMNS, acc[0].dtype)
+    """acc (a tuple, of each tap of KERNEL the sums of the lanes) plus the products of RESULTS rows and columns of dout,
+    ``g``, with the rows from ``y`` on of ``sources``, the columns of x under their taps."""
+    for k in tl.static_range((RESULTS[0] - 1) * STRIDES[0] + (KERNEL[0] - 1) * DILATIONS[0] + 1):
+        for p in tl.static_range(len(sources)):
+            a = read(sources[p], plane, y + k, stride, height, width, acc[0].dtype)
             sums = ()
-            for tap in tl.static_range(ROWS * TAPS):
+            for tap in tl.static_range(len(acc)):
                 value = acc[tap]
-                if tap % TAPS == j:
-                    for line in tl.static_range(LINES):
-                        if line * STRIDE + tap // TAPS * DILATION_ROWS == k:
-                            value += a * g[line]
+                if result_of(tap, k, p, DILATIONS, KERNEL, STRIDES, RESULTS) >= 0:
+                    value += a * g[result_of(tap, k, p, DILATIONS, KERNEL, STRIDES, RESULTS)]
                 sums = sums + (value,)
             acc = sums
     return acc
+
+
+@triton.jit
+def load_lines(columns, plane, row, stride, inside, LINES: tl.constexpr, ACROSS: tl.constexpr, ACC: tl.constexpr):
+    """A tuple of LINES rows of ACROSS ``columns``, from ``row`` on."""
+    found = ()
+    for line in tl.static_range(LINES):
+        for c in tl.static_range(ACROSS):
+            at, _ = columns[c]
+            found = found + (tl.load(at + (plane + offset(row + line, stride)), mask=inside, other=0.0).to(ACC),)
+    return found
 
 
 @triton.jit
@@ -240,6 +304,7 @@ def conv2d_depthwise_weight_kernel(
     width,
     channels,
     block,
+    groups,
     first_row,
     first_column,
     tiles_rows,
@@ -248,6 +313,7 @@ def conv2d_depthwise_weight_kernel(
     tiles_taps,
     tiles_tap_columns,
     LINES: tl.constexpr,
+    ACROSS: tl.constexpr,
     LANES: tl.constexpr,
     ROWS: tl.constexpr,
     TAPS: tl.constexpr,
@@ -257,13 +323,14 @@ def conv2d_depthwise_weight_kernel(
     DILATION_COLUMNS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """out[part, channel, tap] = sum over a column of a part's rows of dout[pixel, channel] * x[pixel at tap, channel].
+    """out[part, channel, tap] = sum over the pixels of a part of dout[pixel, channel] * x[pixel at tap, channel].
 
     ``x`` and ``dout``: (image, channel, row, column) of f16, bf16, f32 or f64; ``out``: (part, channel, 1, tap row, tap
-    column), where parts have the stride ``part_stride``; strides in this order, None for 1. A part is a column of
-    ``each`` of the ``units``: LINES rows of one image, ``tiles_rows`` of which make an image; the rows that are left
-    are added one by one (0 times an infinity would be NaN). Each lane sums its own column, and the sum of the parts
-    adds columns. A program computes LANES lanes and ROWS by TAPS taps, which divide the kernel.
+    column), where parts have the stride ``part_stride``; strides in this order, None for 1. A part is one of ``groups``
+    groups of ACROSS columns (which divide ``columns``) of ``each`` of the ``units``: LINES rows of one image,
+    ``tiles_rows`` of which make an image; the rows that are left are added one by one (0 times an infinity would be
+    NaN). Each lane sums its own columns, and the sum of the parts adds the groups. A program computes LANES lanes and
+    ROWS by TAPS taps, which divide the kernel.
     """
     program = tl.program_id(0)
     tile = program % tiles_taps
@@ -273,66 +340,54 @@ def conv2d_depthwise_weight_kernel(
     program = program // tiles_channels
     lane = program % tiles_lanes * LANES + tl.arange(0, LANES)
     part = program // tiles_lanes
-    column, channel = lanes_of(lane, of_channels, block, columns)
-    inside = (column < columns) & (channel < channels)  # also under the padding: 0 times infinity is NaN
-    at_column = column * STRIDE_COLUMNS + first_column + tap_column * DILATION_COLUMNS
-    dout += offset(channel, dout_strides[1]) + offset(column, dout_strides[3])
-    x += offset(channel, x_strides[1]) + offset(at_column, x_strides[3])
+    group, channel = lanes_of(lane, of_channels, block, groups)
+    wide = group * ACROSS
+    inside = (group < groups) & (channel < channels)  # also under the padding: 0 times infinity is NaN
+    REACH: tl.constexpr = (ACROSS - 1) * STRIDE_COLUMNS + (TAPS - 1) * DILATION_COLUMNS
+    at = wide * STRIDE_COLUMNS + (first_column + tap_column * DILATION_COLUMNS)
+    sources = columns_from(x + offset(channel, x_strides[1]), at, inside, x_strides[3], REACH + 1)
+    results = columns_from(dout + offset(channel, dout_strides[1]), wide, inside, dout_strides[3], ACROSS)
     above = first_row + tap_row * DILATION_ROWS
     acc = (tl.zeros((LANES,), ACC),) * (ROWS * TAPS)
     start = part * each
     last = tl.minimum(start + each, units)
     for unit in range(start, last):
         image, top = unit // tiles_rows, unit % tiles_rows * LINES
-        g = ()
-        for line in tl.static_range(LINES):
-            at = offset(image, dout_strides[0]) + offset(top + line, dout_strides[2])
-            g = g + (tl.load(dout + at, mask=inside, other=0.0).to(ACC),)
+        plane = offset(image, dout_strides[0])
         acc = add_lines(
             acc,
-            g,
-            x + offset(image, x_strides[0]),
-            at_column,
-            inside,
+            load_lines(results, plane, top, dout_strides[2], inside, LINES, ACROSS, ACC),
+            sources,
+            offset(image, x_strides[0]),
             top * STRIDE_ROWS + above,
             x_strides[2],
-            x_strides[3],
             height,
             width,
-            LINES,
-            ROWS,
-            TAPS,
-            STRIDE_ROWS,
-            DILATION_ROWS,
-            DILATION_COLUMNS,
+            (LINES, ACROSS),
+            (ROWS, TAPS),
+            (STRIDE_ROWS, STRIDE_COLUMNS),
+            (DILATION_ROWS, DILATION_COLUMNS),
         )
     left = rows - tiles_rows * LINES
     for i in range(start // tiles_rows * left, tl.cdiv(last, tiles_rows) * left):
         image, row = i // left, tiles_rows * LINES + i % left
         # The rows that are left of an image belong to the part that has its first unit.
         own = (image * tiles_rows >= start) & (image * tiles_rows < last)
-        at = offset(image, dout_strides[0]) + offset(row, dout_strides[2])
-        found = inside & own
-        g = (tl.load(dout + at, mask=found, other=0.0).to(ACC),)
         acc = add_lines(
             acc,
-            g,
-            x + offset(image, x_strides[0]),
-            at_column,
-            found,
+            load_lines(results, offset(image, dout_strides[0]), row, dout_strides[2], inside & own, 1, ACROSS, ACC),
+            sources,
+            offset(image, x_strides[0]),
             row * STRIDE_ROWS + above,
             x_strides[2],
-            x_strides[3],
-            height,
+            tl.where(own, height, 0),
             width,
-            1,
-            ROWS,
-            TAPS,
-            STRIDE_ROWS,
-            DILATION_ROWS,
-            DILATION_COLUMNS,
+            (1, ACROSS),
+            (ROWS, TAPS),
+            (STRIDE_ROWS, STRIDE_COLUMNS),
+            (DILATION_ROWS, DILATION_COLUMNS),
         )
-    to = out + (part * columns + column).to(tl.int64) * part_stride + offset(channel, out_strides[0])
+    to = out + (part * groups + group).to(tl.int64) * part_stride + offset(channel, out_strides[0])
     for i in tl.static_range(ROWS):
         for j in tl.static_range(TAPS):
             at = to + (offset(tap_row + i, out_strides[2]) + offset(tap_column + j, out_strides[3]))

@@ -384,7 +384,8 @@ def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
             "STAGES": tile.stages,
             "BUFFERS": min(tile.columns, 2) if tile.pixels == CHANNELS else 1,
         }
-        found.append(Launch(conv2d_wgmma_kernel, min(_tiles(desc, tile), target.sm_count), args, constants))
+        grid = min(_tiles(desc, tile), target.sm_count)
+        found.append(Launch(conv2d_wgmma_kernel, grid, args, constants, overlaps=True))
     return found
 
 
@@ -397,7 +398,10 @@ def _strides(desc: Conv2dProblem, dense: bool) -> dict[str, object]:
 
 
 def build_weight(desc: Conv2dProblem, target: Target) -> list[Launch]:
-    """The gradient of weight: each part of the boxes, then the sum of the parts."""
+    """The gradient of weight: each part of the boxes, then the sum of the parts.
+
+    These launches do not overlap: the parts took longer with the programs of the sum waiting beside them (H200).
+    """
     tile, (parts, each) = tile_of(desc), parts_of(desc)
     if desc.operand("dweight").numel == 0:
         return []

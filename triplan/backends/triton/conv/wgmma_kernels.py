@@ -20,6 +20,8 @@ from triplan.backends.runtime.gluon import (
     gluon,
     load_tile,
     mbarrier,
+    next_may_begin,
+    previous_wait,
     store_tile,
     store_wait,
     thread_barrier,
@@ -62,6 +64,7 @@ def load_pixels(
     tiles_m = gl.cdiv(boxes, 2)
     BYTES: gl.constexpr = (2 * IMAGES * HIGH * WIDE + BLOCK_N) * 128
     MAPS: gl.constexpr = STRIDE_ROWS * STRIDE_COLUMNS
+    previous_wait()
     slot = 0
     phase = 1  # all slots are free at first: waiting for the phase before the first one returns at once
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
@@ -120,6 +123,7 @@ def multiply_pixels(
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, CHANNELS // 4]
     )
+    previous_wait()
     slot = 0
     phase = 0
     last = 0
@@ -204,6 +208,7 @@ def conv2d_wgmma_kernel(
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     start_ring(full, empty, STAGES)
+    next_may_begin()
     ring = (sa, sb, sc, full, empty)
     steps = extent[5] * taps[2] * taps[7]
     gl.warp_specialize(
