@@ -47,7 +47,7 @@ def plans_of_samples(op: str, entry: str, target: tp.Target) -> Iterator[tp.Plan
             bare = desc.replace(layouts={"b": b}, reads_c0=False, saves_pre=False)
         elif entry == "separate_wgmma":
             bare = desc.replace(m=1025, n=1023, k=1023)
-        elif entry.endswith(("wgmma", "windowed")) and op.startswith("conv2d"):
+        elif entry.endswith(("wgmma", "windowed", "interleaved")) and op.startswith("conv2d"):
             last = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
             layouts = {o.name: last for o in desc.operands() if len(o.shape) == 4 and entry != "converted_wgmma"}
             sizes = {"in_channels": 8, "out_channels": 16} if op != "conv2d_backward_weight" or not layouts else {}

@@ -52,7 +52,7 @@ def ragged(op: str) -> Iterator[tp.Descriptor]:
 
 
 def asks(arch: str, desc: Any, entry: str, name: str) -> Patterns:
-    if entry.endswith("wgmma") or entry == "windowed":
+    if entry.endswith("wgmma") or entry in ("windowed", "interleaved"):
         return ((r"wgmma\.mma_async", r"cp\.async\.bulk\.tensor") if "wgmma" in name else ()), ()
     if entry == "depthwise" and desc.in_channels == 128 and name != "conv2d_fold_kernel":
         # A thread has four channels, or two.

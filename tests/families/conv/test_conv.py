@@ -337,8 +337,8 @@ def test_what_is_selected() -> None:
         assert tp.plan(last.replace(groups=4), target=H200).sku().kernel == "tiles"
         rgb = last.replace(in_channels=3, kernel=(7, 7), stride=(2, 2), padding=(3, 3, 3, 3))
         first = rgb.replace(layouts={name: layout for name, layout in rgb.layouts if "out" in name})
-        for desc, otherwise in ((rgb, "tiles"), (first, "converted")):
-            wanted = otherwise if op == "conv2d_backward_input" else "windowed"
+        for desc in (rgb, first):
+            wanted = "interleaved" if op == "conv2d_backward_input" else "windowed"
             assert tp.plan(desc, target=H200).sku().kernel == wanted
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -90,6 +92,33 @@ def copied(launch: Launch, x: dict[str, Any], workspace: torch.Tensor) -> None:
     out[:, :channels, :, left : left + width] = source[:, :channels, :, :width]
 
 
+def interleaved(launch: Launch, x: dict[str, Any], workspace: torch.Tensor) -> None:
+    """Copies the weight into filters of all remainders, in another language."""
+    n: dict[str, int] = {name: arg.value for name, arg in launch.args.items() if isinstance(arg, Int)}
+    weight = x["weight"]
+    filters, channels, *kernel = weight.shape
+    out = workspace[launch.args["out"].offset :].view(weight.dtype)[: n["elements"]]  # type: ignore[union-attr]
+    out = out.view(-1, n["taps_rows"], n["taps_columns"], filters).zero_()
+    for a, b, u, v in itertools.product(*map(range, (n["stride_rows"], n["stride_columns"], *out.shape[1:3]))):
+        r = Fraction(a + n["above"] - (u + n["first_row"]) * n["stride_rows"], n["dilation_rows"])
+        s = Fraction(b + n["left"] - (v + n["first_column"]) * n["stride_columns"], n["dilation_columns"])
+        if r in range(kernel[0]) and s in range(kernel[1]):
+            first = (a * n["stride_columns"] + b) * channels
+            out[first : first + channels, u, v] = weight[:, :, int(r), int(s)].T
+
+
+def separated(launch: Launch, x: dict[str, Any], workspace: torch.Tensor) -> None:
+    """Copies features into the pixels of their remainders, in another language."""
+    args: dict[str, Any] = launch.args
+    images, channels, rows, columns = x["dx"].shape
+    high, wide = args["stride_rows"].value, args["stride_columns"].value
+    sizes = (images, -(-rows // high), -(-columns // wide), high, wide, channels)
+    steps = (*(1 if s is None else s.value for s in args["source_strides"]), wide * channels, channels, 1)
+    source = workspace[args["source"].offset :].view(x["dx"].dtype).as_strided(sizes, steps)
+    pixels = source.permute(0, 5, 1, 3, 2, 4).reshape(images, channels, sizes[1] * high, sizes[2] * wide)
+    x["dx"].copy_(pixels[:, :, :rows, :columns])
+
+
 def check_emulated(kernel: str, desc: Any) -> None:
     """The launches of a kernel, of which those in Gluon are emulated, give what the reference gives."""
     plan: tp.Plan[Any, Any] = tp.plan(desc, target=FEW, kernel=kernel)
@@ -100,6 +129,10 @@ def check_emulated(kernel: str, desc: Any) -> None:
             emulate(launch, x, workspace)
         elif "parts" in launch.args:
             folded(launch, x, workspace)
+        elif "taps_rows" in launch.args:
+            interleaved(launch, x, workspace)
+        elif "dx" in launch.args:
+            separated(launch, x, workspace)
         else:
             copied(launch, x, workspace)
     agrees(desc, x)
@@ -132,6 +165,18 @@ RAGGED: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 def test_copies(name: str, op: str) -> None:
     for element in ("bf16", "f32") if op != "conv2d_backward_weight" else ("bf16",):
         check_emulated("converted_wgmma", problem(op, *RAGGED[name], element=element))
+
+
+#: As ``CASES``, of few channels and strides.
+FEW_CHANNELS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "rgb": ((2, 3, 15, 18, 72, 7, 7), {"padding": (3, 3, 3, 3), "stride": (2, 2)}),
+    "unequal": ((3, 5, 11, 14, 64, 2, 3), {"padding": (0, 1, 2, 0), "stride": (3, 1), "dilation": (1, 2)}),
+}
+
+
+@pytest.mark.parametrize("name", FEW_CHANNELS)
+def test_remainders_at_once(name: str) -> None:
+    check_emulated("interleaved", problem("conv2d_backward_input", *FEW_CHANNELS[name]))
 
 
 #: As ``CASES``, of few channels: windows of several strides, and rows of a copy that end in padding or before x does.

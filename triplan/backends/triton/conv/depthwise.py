@@ -12,13 +12,13 @@ from triplan.backends.triton.common.offsets import TL
 from triplan.backends.triton.common.strides import count
 from triplan.backends.triton.conv import depthwise_kernels as kernels, shared
 from triplan.descriptors.conv import Conv2dProblem
-from triplan.sku import MathPrecision, PrecisionGuarantee, Support, Target
+from triplan.sku import ArchSku, MathPrecision, PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact
 
 #: Rows and columns of a thread at most, and its lanes if channels are read in vectors; otherwise it has one. Untuned.
 MOST_LINES, MOST_ACROSS, VECTOR_LANES = 8, 4, 4
 #: Taps that a thread holds at most, results, and their products; taps of a row that are unrolled. Untuned.
-MOST_WEIGHTS, MOST_RESULTS, MOST_PRODUCTS, MOST_TAPS = 64, 64, 1024, 7
+MOST_WEIGHTS, MOST_RESULTS, MOST_PRODUCTS, MOST_TAPS = 64, 64, 800, 7
 #: Channels of a tile, about, where there are more: columns of fewer bytes share lines of the L1 cache. Untuned.
 CHANNELS = 64
 #: Tiles that keep any card busy, and programs from which on each has several tiles. Untuned.
@@ -27,14 +27,14 @@ BUSY_TILES, MANY_PROGRAMS = 264, 2112
 SINGLE, STEP = 0.6, 20
 #: Tiles may have so many times the rows or lanes that exist. Untuned.
 IDLE = 1.2
-#: Programs of the gradient of weight that run at once on an H200, by whether they read vectors: threads then have many
-#: sums. And parts at most of which a tap and a channel is the sum.
-BUSY_PROGRAMS, MOST_PARTS = {True: 528, False: 792}, 8192
+#: Programs of four warps of the gradient of weight that run at once on an H200, and those of threads with more taps
+#: than so many, which have more registers. And parts at most of which a tap and a channel is the sum.
+RESIDENT, RESIDENT_LARGE, MANY_TAPS, MOST_PARTS = 396, 264, 32, 8192
 #: Warps of a tile at most.
 WARPS = 4
 #: Products that one multiprocessor accumulates per microsecond, for pixels and for the gradient of weight; measured on
 #: an H200 with 3 x 3 taps and channels that are not read in vectors.
-SM_PRODUCTS_PER_US, SM_WEIGHT_PRODUCTS_PER_US = 1.8e4, 1.7e4
+SM_PRODUCTS_PER_US, SM_WEIGHT_PRODUCTS_PER_US = 3.3e4, 3.8e4
 
 
 def _extents(desc: Conv2dProblem) -> tuple[int, int]:
@@ -78,6 +78,11 @@ class Division(NamedTuple):
     lanes: int
     taps: tuple[int, int]
     warps: int
+
+
+def _registers(desc: Conv2dProblem) -> int:
+    """Registers of a sum."""
+    return desc.element.compute.itemsize // 4
 
 
 def _skips(desc: Conv2dProblem) -> tuple[int, int]:
@@ -138,7 +143,7 @@ def _division(desc: Conv2dProblem) -> Division:
         each //= 2
     across, taps = _across(desc, each), _taps(desc, each)
     wide = _wide(desc, across, each)
-    held = min(MOST_RESULTS, MOST_PRODUCTS // math.prod(taps)) // (each * across)
+    held = min(MOST_RESULTS, MOST_PRODUCTS // math.prod(taps)) // (each * across * _registers(desc))
     most, step = max(min(MOST_LINES, held), 1), _skips(desc)[0]
     warps = max(wide // (32 * each), 1)
     if shared.of_weight(desc):
@@ -172,9 +177,13 @@ def _turns(desc: Conv2dProblem) -> int:
 
 def _units(desc: Conv2dProblem) -> tuple[int, int]:
     """Parts that the gradient of weight sums, and the tiles of rows of each."""
-    tall, lanes, blocks, taps, _ = _tiles(desc)
-    most = max(MOST_PARTS // max(_groups(desc, _division(desc).across), 1), 1)
-    return shared.parts_of(desc.batch * tall, lanes * blocks * taps, BUSY_PROGRAMS[_vectors(desc)], most)
+    d, (tall, lanes, blocks, taps, _) = _division(desc), _tiles(desc)
+    programs = lanes * blocks * taps
+    most = max(MOST_PARTS // max(_groups(desc, d.across), 1), 1)
+    resident = RESIDENT_LARGE if math.prod(d.taps) > MANY_TAPS else RESIDENT
+    # One more than these would wait for all of them.
+    most = min(most, max(resident * WARPS // d.warps // max(programs, 1), 1))
+    return shared.parts_of(desc.batch * tall, programs, resident * WARPS // d.warps, most)
 
 
 def _parts(desc: Conv2dProblem) -> int:
@@ -311,7 +320,9 @@ def build_weight(desc: Conv2dProblem, target: Target) -> list[Launch]:
         **dict(zip(("first_row", "first_column"), _first(desc), strict=True)),
     }
     which, warps = kernels.conv2d_depthwise_weight_kernel, _division(desc).warps
-    main = Launch(which, programs(desc), args, _constants(desc), num_warps=warps)
+    # For sm80 ptxas would spill two registers to raise occupancy.
+    most = None if target.arch is ArchSku.SM90A else card.MAX_THREAD_REGISTERS
+    main = Launch(which, programs(desc), args, _constants(desc), num_warps=warps, max_registers=most)
     return [main, *shared.fold(desc, parts)]
 
 
