@@ -89,6 +89,7 @@ SAMPLES: dict[str, tp.Descriptor] = {
         ),
         tp.FillDescriptor(element="f32", out_shape=(5, 32)),
         tp.ArangeDescriptor(element="f32", count=32),
+        tp.JoinDescriptor(element="f32", rows=5, widths=(3, 0, 32)),
         tp.Conv2dDescriptor(has_bias=True, **FILTERED),
         *(TYPES[op](**FILTERED) for op in ("conv2d_backward_input", "conv2d_backward_weight")),
         *(TYPES[op](kernel=(3, 2), stride=(2, 1), padding=(1, 0), **POOLED) for op in POOLS),

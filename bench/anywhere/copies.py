@@ -1,4 +1,4 @@
-"""Draws of copies: converted, rolled, flipped and padded tensors of any rank, triangles, and numbers."""
+"""Draws of copies: converted, rolled, flipped and padded tensors of any rank, triangles, joins, and numbers."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ def draw(op: str, d: Draw) -> tp.Descriptor:
         rows, n = d.matrix(numel)
         return described(op, element=element, out_shape=(*d.folded(rows), n))
     rows, n = d.matrix(max(numel // 2, 1))
+    if op == "join":
+        return described(op, element=element, rows=rows, widths=_parts(d, n))
     shape = (*d.folded(rows), n)
     fields: dict[str, Any] = {}
     if op == "copy" and d.chance(0.4):
@@ -39,11 +41,23 @@ def draw(op: str, d: Draw) -> tp.Descriptor:
     return described(op, element=element, input_shape=shape, **fields)
 
 
+def _parts(d: Draw, n: int) -> tuple[int, ...]:
+    """Widths of up to 8 matrices that have ``n`` columns together."""
+    count = min(d.extent(2, 8), n)
+    if d.chance(0.5):
+        return (n // count,) * count
+    ends = sorted(d.extent(0, n) for _ in range(count - 1))
+    return tuple(stop - start for start, stop in zip((0, *ends), (*ends, n), strict=True))
+
+
 def peers(desc: Any) -> dict[str, Peer]:
     if desc.op == "fill":
         return {"torch": lambda t: {"out": t["out"].fill_(t["value"])}}
     if desc.op == "arange":
         return {"torch": lambda t: {"out": _arange(t, desc.count)}}
+    if desc.op == "join":
+        count = len(desc.widths)
+        return {"torch": lambda t: {"out": torch.cat([t[f"x{i}"] for i in range(count)], 1, out=t["out"])}}
     axes, amounts = range(len(desc.input_shape)), desc.by_axis
     pairs = [n for a in reversed(axes) for n in amounts[2 * a : 2 * a + 2]]
     functions: dict[str, Callable[[Tensors], torch.Tensor]] = {

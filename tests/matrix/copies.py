@@ -32,6 +32,13 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
                 yield found
                 yield found.replace(layouts={"out": "strided"})
         return
+    if op == "join":
+        for element in ("i8", "bf16", "f32", "f64"):
+            for widths in ((4096, 1024), (4095, 7, 33), (2**14,) * 5):
+                found = cls(element=element, rows=2**17 if len(widths) > 3 else 1001, widths=widths)
+                yield found
+                yield found.replace(layouts={"x0": tp.Layout.strided(unit_axis=1)})
+        return
     for element in ("i8", "bf16", "f32", "f64", "bool") if op in ("copy", "pad") else ("bf16",):
         for shape in SHAPES if op == "copy" else SHAPES[:2]:
             found = cls(op=op, element=element, input_shape=shape, amounts=AMOUNTS[op])
@@ -48,6 +55,9 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
 
 
 def asks(desc: Any, entry: str, name: str) -> Patterns:
+    if desc.op == "join":
+        whole = all(o.layout.packed for o in desc.operands()) and not any(n % 16 for n in desc.widths)
+        return ((rf"ld\.global(?:{VECTORS})", rf"st\.global(?:{VECTORS})") if whole else (), ())
     if desc.op != "copy":
         return (), ()
     whole = desc.input_shape == SHAPES[0] and desc.result is desc.element and desc.operand("out").layout.packed
@@ -56,6 +66,6 @@ def asks(desc: Any, entry: str, name: str) -> Patterns:
     return ((rf"ld\.global(?:{VECTORS})", rf"st\.global(?:{VECTORS})") if whole and fits else (), ())
 
 
-@compiles(*AMOUNTS, "fill", "arange")
+@compiles(*AMOUNTS, "fill", "arange", "join")
 def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
     return planned(op, entry, target, problems(op), asks, proofs_spill=False)

@@ -81,3 +81,23 @@ def filled(n: int, element: tp.ElementKind, kind: Kind) -> Problem:
 def counted(n: int, element: tp.ElementKind, kind: Kind) -> Problem:
     start, step = (0.5, 0.1) if element.is_floating_point else (-3, 7)
     return Numbers(tp.ArangeDescriptor(element=element, count=n), lambda: {"start": start, "step": step})
+
+
+class Joined(Rows):
+    """The batch is of rows."""
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return (self.desc.rows,)  # type: ignore[attr-defined]
+
+    def _with(self, rows: torch.Tensor, order: torch.Tensor | None = None) -> Rows:
+        kept = {name: t[rows] for name, t in self.values.items()}
+        return Joined(self.desc.replace(rows=len(rows)), lambda: kept)
+
+
+@joins("join")
+def joined(n: int, element: tp.ElementKind, kind: Kind) -> Problem:
+    widths = (40, 1, 333)
+    desc = tp.JoinDescriptor(element=element, rows=max(n // 100, 3), widths=widths)
+    g = torch.Generator().manual_seed(0)
+    return Joined(desc, lambda: {f"x{i}": draw((desc.rows, w), element, kind, 1, g) for i, w in enumerate(widths)})

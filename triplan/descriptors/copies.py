@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import BeforeValidator
 
 from triplan.descriptors.base import Descriptor, PlannedBy
-from triplan.descriptors.fields import AnyShape, Extent, to_tuple
+from triplan.descriptors.fields import MAX_RANK, AnyShape, Extent, Shape, to_tuple
 from triplan.descriptors.operand import Operand, OperandKind, Role
 from triplan.errors import shown
 from triplan.sku import Element, ElementKind, OpCategory, OptionalElement, field
 
 if TYPE_CHECKING:
-    from triplan.facade.copies import ArangePlan, CopyPlan, FillPlan, PadPlan
+    from triplan.facade.copies import ArangePlan, CopyPlan, FillPlan, JoinPlan, PadPlan
 
     Amounts: TypeAlias = Sequence[int]
 else:
     Amounts = Annotated[tuple[int, ...], BeforeValidator(to_tuple)]
 
-__all__ = ["ArangeDescriptor", "CopyDescriptor", "FillDescriptor", "PadDescriptor"]
+__all__ = ["ArangeDescriptor", "CopyDescriptor", "FillDescriptor", "JoinDescriptor", "PadDescriptor"]
 
+#: Matrices that one launch joins at most: ``widths`` is checked as a shape is.
+MOST_JOINED = MAX_RANK
 F32, F64, I64 = ElementKind.F32, ElementKind.F64, ElementKind.I64
 
 
@@ -150,6 +152,37 @@ class PadDescriptor(MoveDescriptor, PlannedBy["PadPlan"]):
 
     def _counted(self) -> int:
         return 2 * len(self.input_shape)
+
+
+class JoinDescriptor(Descriptor, PlannedBy["JoinPlan"]):
+    """``out`` is the matrices ``x0``, ``x1`` and so on side by side: columns ``widths[0]`` to ``widths[0] + widths[1]``
+    of ``out`` are those of ``x1``.
+
+    Attributes:
+        element: element of all.
+        rows: rows of each.
+        widths: columns of each; from 1 to 8 of them.
+    """
+
+    category: ClassVar[OpCategory] = OpCategory.COPIES
+
+    op: Literal["join"] = "join"
+    element: Element
+    rows: Extent
+    widths: Shape
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        inputs = (
+            Operand(f"x{i}", Role.INPUT, self.element, (self.rows, n), batch_axes=(0,))
+            for i, n in enumerate(self.widths)
+        )
+        return (*inputs, Operand("out", Role.OUTPUT, self.element, (self.rows, sum(self.widths)), batch_axes=(0,)))
+
+    @classmethod
+    def fields_from_args(cls, args: Any, **options: Any) -> dict[str, Any]:
+        given = (getattr(args, f"x{i}", None) for i in range(MOST_JOINED))
+        widths = tuple(x.shape[1] for x in given if x is not None)
+        return {"element": args.out.dtype, "rows": args.out.shape[0], "widths": widths, **options}
 
 
 class FillDescriptor(Descriptor, PlannedBy["FillPlan"]):

@@ -6,10 +6,21 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from triplan.descriptors import ArangeDescriptor, CopyDescriptor, FillDescriptor, PadDescriptor
-from triplan.facade.plan import Plan
+from triplan.descriptors import ArangeDescriptor, CopyDescriptor, FillDescriptor, JoinDescriptor, PadDescriptor
+from triplan.facade.plan import NamedArgs, Plan
 
-__all__ = ["ArangeArgs", "ArangePlan", "CopyArgs", "CopyPlan", "FillArgs", "FillPlan", "PadArgs", "PadPlan"]
+__all__ = [
+    "ArangeArgs",
+    "ArangePlan",
+    "CopyArgs",
+    "CopyPlan",
+    "FillArgs",
+    "FillPlan",
+    "JoinArgs",
+    "JoinPlan",
+    "PadArgs",
+    "PadPlan",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +44,16 @@ class PadArgs:
 
 class PadPlan(Plan[PadDescriptor, PadArgs]):
     descriptor_type, args_type = PadDescriptor, PadArgs
+
+
+class JoinArgs(NamedArgs):
+    """x0, x1 and so on, out."""
+
+    __slots__ = ()
+
+
+class JoinPlan(Plan[JoinDescriptor, JoinArgs]):
+    descriptor_type, args_type = JoinDescriptor, JoinArgs
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,11 @@ def problems() -> Iterator[tp.Descriptor]:
     yield from (tp.PadDescriptor(element=e, input_shape=(3,), amounts=(-1, 2)) for e in ("f64", "i16", "bool"))
     yield tp.PadDescriptor(element="f32", input_shape=(0, 2), amounts=(2, 1, 0, 0))
     yield tp.CopyDescriptor(op="triu", element="f32", input_shape=(3, 1), amounts=(-1,))
+    for element, widths in (("i8", (5, 40)), ("bf16", (16, 32, 64)), ("f64", (1, 0, 200, 7, 3)), ("bool", (1, 1))):
+        yield tp.JoinDescriptor(element=element, rows=9, widths=widths)
+        rows = tp.Layout.strided(unit_axis=1)
+        yield tp.JoinDescriptor(element=element, rows=9, widths=widths, layouts={"x0": rows, "out": rows})
+    yield tp.JoinDescriptor(element="f32", rows=0, widths=(3, 4))
     for element in ("bf16", "f64", "u8", "bool", "i64"):
         yield tp.FillDescriptor(element=element, out_shape=(3, 70), layouts={"out": "strided"})
         yield tp.FillDescriptor(element=element, out_shape=(2, 70, 3), layouts={"out": tp.Layout.strided(unit_axis=1)})
@@ -140,7 +145,9 @@ CALLS: dict[str, Call] = {
     "roll": (lambda x: F.roll(x, (1, 2, 3), (0, 1, 0)), lambda x: x.roll((1, 2, 3), (0, 1, 0))),
     "roll all": (lambda x: F.roll(x, -3), lambda x: x.roll(-3)),
     "cat": (lambda x: F.cat([x, x[:, :1], x], 1), lambda x: torch.cat([x, x[:, :1], x], 1)),
+    "cat first": (lambda x: F.cat([x, x, x * 2]), lambda x: torch.cat([x, x, x * 2])),
     "stack": (lambda x: F.stack([x, x], -1), lambda x: torch.stack([x, x], -1)),
+    "stack inside": (lambda x: F.stack([x, x * 2], 2), lambda x: torch.stack([x, x * 2], 2)),
     "tril": (lambda x: F.tril(x, 1), lambda x: x.tril(1)),
     "triu_": (lambda x: F.triu_(x * 1, -1), lambda x: (x * 1).triu_(-1)),
     "copy_": (lambda x: F.copy_(x * 1, x[:1]), lambda x: (x * 1).copy_(x[:1])),
@@ -222,10 +229,42 @@ def test_results_that_are_given(device: str) -> None:
 
 
 def test_any_number_of_tensors_is_joined() -> None:
-    many = [torch.full((2, i % 3), float(i)) for i in range(40)]
+    many = [torch.full((2, 8 + i % 3 if i % 5 else 0), i, dtype=torch.float64) for i in range(40)]
     same(F.cat(many, 1), torch.cat(many, 1))
     compiled = torch.compile(lambda *t: F.cat(t, 1), backend="eager", fullgraph=True)
     same(compiled(*many), torch.cat(many, 1))
+
+
+#: Of a tensor (6, 40, 8): what is joined along axis 1, and what is launched for that.
+JOINED: dict[str, tuple[Callable[[Tensor], list[Tensor]], list[str]]] = {
+    "packed": (lambda x: [x, x[:, :0], x * 2], ["join"]),
+    "other widths": (lambda x: [x[:, :3], x * 2, x[:, 1:]], ["join"]),
+    "parts of rows": (lambda x: [x[:, 1:20], x], ["join"]),
+    "every other row": (lambda x: [x[::2], x[1::2]], ["join"]),
+    "an expanded row": (lambda x: [x[:1].expand(6, -1, -1), x], ["join"]),
+    "ten": (lambda x: [x] * 10, ["join", "join"]),
+    "nine": (lambda x: [x] * 9, ["join", "copy"]),
+    "turned": (lambda x: [x.mT.contiguous().mT, x], ["copy", "copy"]),
+    "other dtypes": (lambda x: [x, x.to(torch.float64), x], ["copy"] * 4),
+    "many short rows": (lambda x: [x[:, :1].repeat(2**12, 1, 1), x.repeat(2**12, 1, 1)], ["copy", "copy"]),
+}
+
+
+@pytest.mark.parametrize("how", JOINED)
+def test_one_launch_joins_matrices(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    for plan_class in (tp.JoinPlan, tp.CopyPlan):
+        run = plan_class.run
+
+        def noted(plan: Any, *args: Any, run: Any = run) -> None:
+            ran.append(plan.descriptor.op)
+            run(plan, *args)
+
+        monkeypatch.setattr(plan_class, "run", noted)
+    joined, expected = JOINED[how]
+    x = torch.randn(6, 40, 8, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    same(F.cat(joined(x), 1), torch.cat(joined(x), 1))
+    assert ran == expected
 
 
 def test_refusals_say_why() -> None:
@@ -292,4 +331,5 @@ def test_more_than_two_billion_elements() -> None:
     assert torch.equal(F.clone(x), x)
     assert torch.equal(F.t_copy(x), x.t())
     assert torch.equal(F.pad(x, (1, -2), value=3)[:, 1:], x[:, :-2])
+    assert torch.equal(F.cat([x[:, 9:], x], 1), torch.cat([x[:, 9:], x], 1))
     assert int(F.fill_(x, 7).amin()) == 7

@@ -11,7 +11,8 @@ from torch import Tensor
 from triplan.backends.table import CheckRules, reference
 from triplan.backends.triton.copies.fill import guarantee as of_numbers
 from triplan.backends.triton.copies.geometry import ELEMENTS, OPS, guarantee
-from triplan.descriptors import ArangeDescriptor, FillDescriptor
+from triplan.backends.triton.copies.join import guarantee as of_joined
+from triplan.descriptors import ArangeDescriptor, FillDescriptor, JoinDescriptor
 from triplan.descriptors.copies import MoveDescriptor
 
 
@@ -47,6 +48,10 @@ def _fitting(desc: MoveDescriptor, given: Mapping[str, Tensor]) -> Mapping[str, 
     return {}
 
 
+def _joined(desc: JoinDescriptor, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    return {"out": torch.cat([given[f"x{i}"] for i in range(len(desc.widths))], 1)}
+
+
 def _filled(desc: FillDescriptor, given: Mapping[str, Any]) -> Mapping[str, Tensor]:
     return {"out": _number(given["value"], desc.element.torch).expand(tuple(desc.out_shape))}
 
@@ -60,5 +65,6 @@ def _counted(desc: ArangeDescriptor, given: Mapping[str, Any]) -> Mapping[str, T
 _RULES = CheckRules(terms=CheckRules.no_terms, inputs=_fitting)
 for _op in OPS:
     reference(op=_op, elements=ELEMENTS, guarantee=guarantee, checks=_RULES)(_moved)
+reference(op="join", elements=ELEMENTS, guarantee=of_joined, checks=CheckRules(terms=CheckRules.no_terms))(_joined)
 reference(op="fill", elements=ELEMENTS, guarantee=of_numbers, checks=CheckRules(terms=CheckRules.no_terms))(_filled)
 reference(op="arange", elements=ELEMENTS, guarantee=of_numbers)(_counted)

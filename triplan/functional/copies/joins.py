@@ -1,19 +1,25 @@
-"""Tensors that are joined: a launch for each writes its part of the result."""
+"""Tensors that are joined: by one launch for up to eight of them, or by one for each, which writes its part."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import reduce
+from itertools import pairwise
 from typing import Any
 
 import torch
 
+from triplan.descriptors.copies import MOST_JOINED
+from triplan.descriptors.layout import is_packed
+from triplan.facade import JoinPlan
 from triplan.functional._ops import Recorded, composed
+from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import axis, check_same_device
 from triplan.functional._sharding.axes import but
 from triplan.functional.copies.conversions import converted
-from triplan.functional.copies.engine import Tensor, write
+from triplan.functional.copies.engine import Tensor, as_bits, write
 
 __all__ = ["cat", "stack"]
 
@@ -41,11 +47,46 @@ def _joined_fake(*args: Any) -> Tensor:
 def _joined(*args: Any) -> Tensor:
     *tensors, dim = args
     out, at = _joined_fake(*args), 0
-    for t in tensors:
-        if t.numel():
-            write(out.narrow(dim, at, t.size(dim)), t)
-        at += t.size(dim)
+    given = [t for t in tensors if t.numel()]
+    for i in range(0, len(given), MOST_JOINED):
+        group = given[i : i + MOST_JOINED]
+        n = sum(t.size(dim) for t in group)
+        _write(out.narrow(dim, at, n), group, dim)
+        at += n
     return out
+
+
+def _write(out: Tensor, tensors: Sequence[Tensor], dim: int) -> None:
+    """``out = tensors`` along ``dim``."""
+    if len(tensors) > 1 and (found := _matrices([*tensors, out], dim)) is not None:
+        run(JoinPlan, {**{f"x{i}": x for i, x in enumerate(found[:-1])}, "out": found[-1]})
+        return
+    at = 0
+    for t in tensors:
+        write(out.narrow(dim, at, t.size(dim)), t)
+        at += t.size(dim)
+
+
+def _matrices(tensors: Sequence[Tensor], dim: int) -> list[Tensor] | None:
+    """``tensors`` as matrices, whose columns are the positions along ``dim`` and the axes after it.
+
+    None if dtypes differ, if the columns are not contiguous, if the rows are not equally far apart, or are many of few
+    bytes.
+    """
+    if any(t.dtype is not tensors[0].dtype for t in tensors):
+        return None
+    least = 1 if tensors[-1].nbytes < _FEW else _LONG
+    found = []
+    for t in tensors:
+        t = as_bits(t.resolve_conj().resolve_neg())
+        rows, columns = math.prod(t.shape[:dim]), math.prod(t.shape[dim:])
+        outer = [d for d in zip(t.shape[:dim], t.stride()[:dim], strict=True) if d[0] != 1]
+        even = all(s == n * step for (_, s), (n, step) in pairwise(outer))
+        short = rows > 1 and columns * t.element_size() < least
+        if short or not even or not is_packed(t.shape[dim:], t.stride()[dim:]):
+            return None
+        found.append(t.as_strided((rows, columns), (outer[-1][1] if outer else columns, 1)))
+    return found
 
 
 def _joined_setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -68,6 +109,9 @@ def _joined_axes(*args: Any) -> str:
     return f"{', '.join([axes] * len(tensors))} -> {axes}"
 
 
+#: Bytes of a tensor's rows from which on one launch joins it to others: its threads take consecutive columns, and most
+#: would be idle. Not so where the result has few bytes: there launches cost more. Both untuned.
+_LONG, _FEW = 64, 1 << 21
 #: Tensors that one op in a compiled graph joins.
 _MOST = 16
 #: By the number of tensors: compiled code finds these, others are registered when they are first called.
@@ -92,8 +136,9 @@ for _n in range(1, _MOST + 1):
 def cat(tensors: Sequence[Tensor], dim: int = 0, *, out: Tensor | None = None) -> Tensor:
     """``tensors`` one after another along ``dim``, as ``torch.cat``: of the dtype that theirs promote to.
 
-    Any number of tensors, of equal shapes but for ``dim``; those of shape (0,) are left out, as in torch. Each is one
-    launch. Raises ``RuntimeError`` for shapes and devices that do not fit.
+    Any number of tensors, of equal shapes but for ``dim``; those of shape (0,) are left out, as in torch. One launch
+    joins up to eight of one dtype whose rows are contiguous; of others each is one launch. Raises ``RuntimeError`` for
+    shapes and devices that do not fit.
     """
     if not tensors:
         raise RuntimeError("cat(): expected a non-empty list of Tensors")

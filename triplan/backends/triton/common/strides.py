@@ -68,17 +68,18 @@ def count(n: int) -> Int:
     return Int(n, False, power_of_two_in(n))
 
 
-def row_tile(elements: int, rows: int, columns: int) -> tuple[int, int]:
+def row_tile(elements: int, rows: int, *columns: int) -> tuple[int, int]:
     """(rows, columns) of a tile of ``elements``: the widest of those that leave few lanes idle.
 
-    Few: at most a 32nd more tiles than of the shape that leaves the fewest.
+    Few: at most a 32nd more tiles than of the shape that leaves the fewest. ``columns``: of tensors side by side.
     """
-    widths = [w for w in (elements, elements // 2, elements // 4, elements // 8) if w <= ceil_power(columns)]
+    widest = ceil_power(max(columns))
+    widths = [w for w in (elements, elements // 2, elements // 4, elements // 8) if w <= widest]
 
     def tiles(width: int) -> int:
-        return -(-columns // width) * -(-rows // (elements // width))
+        return sum(-(-n // width) for n in columns) * -(-rows // (elements // width))
 
-    widths = widths or [ceil_power(columns)]
+    widths = widths or [widest]
     fewest = min(map(tiles, widths))
     width = max(w for w in widths if 32 * tiles(w) <= 33 * fewest)
     return elements // width, width

@@ -1,5 +1,5 @@
-"""Copies, by tiles of rows or transposed tiles, with optional maps of positions (flip, roll, pad); and fills."""
+"""Copies, by tiles of rows or transposed tiles, with optional maps of positions (flip, roll, pad); joins; and fills."""
 
-from triplan.backends.triton.copies import fill, rows, transposed
+from triplan.backends.triton.copies import fill, join, rows, transposed
 
-__all__ = ["fill", "rows", "transposed"]
+__all__ = ["fill", "join", "rows", "transposed"]
