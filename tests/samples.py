@@ -31,7 +31,7 @@ IMAGES = {"batch": 5, "channels": 6, "pixels": 7, "element": "f32"}
 ORDERED = {"rows": 5, "n": 32, "element": "f32"}
 LISTED = {"sizes": (5, 0, 33), "scaled": True, "element": "f32"}
 #: Reductions, of each kind of accumulator one.
-REDUCTIONS = ("sum", "amax", "max", "var", "vector_norm", "logsumexp")
+REDUCTIONS = ("sum", "amax", "max", "var", "vector_norm", "logsumexp", "aminmax", "var_mean")
 #: Reductions of expressions: sums and extrema.
 REDUCED_EXPRESSIONS = ("sum_expression", "amax_expression")
 #: Pooling of windows of one size.

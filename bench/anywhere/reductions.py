@@ -9,6 +9,7 @@ import torch
 
 import triplan as tp
 from bench.anywhere.drawing import Draw, Peer, Tensors, described
+from triplan.descriptors.reductions import DEVIATIONS
 
 X, Y = tp.expr.operand("x"), tp.expr.operand("y")
 
@@ -18,7 +19,7 @@ def draw(op: str, d: Draw) -> tp.Descriptor:
     rows, n = d.matrix(max(d.bytes // (count * element.itemsize), 1))
     shape = (*d.folded(rows), n)
     axes: Any = d.one_of([(len(shape) - 1,), (0,), (len(shape) // 2,), tuple(range(len(shape)))])
-    if op in ("var", "std") and all(shape[a] == 1 for a in axes):  # NaN, whatever is computed
+    if op in DEVIATIONS and all(shape[a] == 1 for a in axes):  # NaN, whatever is computed
         axes = (len(shape) - 1,)
     if count > 1:
         other = shape if d.chance(0.6) else tuple(1 if d.chance(0.5) else n for n in shape)
@@ -39,6 +40,9 @@ def peers(desc: Any) -> dict[str, Peer]:
 
         return call
 
+    def pair(function: Callable[..., Any]) -> Callable[[Tensors], Any]:
+        return lambda t: dict(zip(("out", "second"), function(t), strict=True))
+
     functions: dict[str, Callable[[Tensors], Any]] = {
         "sum": lambda t: torch.sum(t["x"], axes, dtype=dtype),
         "mean": lambda t: torch.mean(t["x"], axes, dtype=dtype),
@@ -56,10 +60,16 @@ def peers(desc: Any) -> dict[str, Peer]:
         "count_nonzero": lambda t: torch.count_nonzero(t["x"], axes),
         "var": lambda t: torch.var(t["x"], axes),
         "std": lambda t: torch.std(t["x"], axes),
+        "var_mean": pair(lambda t: torch.var_mean(t["x"], axes)),
+        "std_mean": pair(lambda t: torch.std_mean(t["x"], axes)),
+        "aminmax": pair(
+            lambda t: torch.aminmax(t["x"], dim=single) if single is not None else torch.aminmax(t["x"].flatten())
+        ),
         "vector_norm": lambda t: torch.linalg.vector_norm(t["x"], desc.order, axes),
         "logsumexp": lambda t: torch.logsumexp(t["x"], axes),
     }
-    assert functions.keys() == {*tp.ReduceDescriptor.ops(), *tp.ExtremumDescriptor.ops()}
+    classes = (tp.ReduceDescriptor, tp.ExtremumDescriptor, tp.ReducePairDescriptor)
+    assert functions.keys() == {op for cls in classes for op in cls.ops()}
     call, is_expression = functions[desc.reduction], isinstance(desc, tp.ExpressionReductionDescriptor)
 
     def outputs(t: Tensors) -> Any:

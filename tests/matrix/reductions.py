@@ -19,7 +19,7 @@ ELEMENTS = {"sum": ("bf16", "f32", "f64", "i8", "i64"), "amax": ("bf16", "f32", 
 OTHERS = ("f32", "bf16")
 #: The ops for which ``sum`` stands, with an element of each.
 ALIKE = {"mean": "f16", "prod": "f32", "amin": "f64", "min": "f16", "argmax": "bf16", "argmin": "u8", "any": "bool",
-         "all": "f32", "count_nonzero": "bf16", "std": "f64"}  # fmt: skip
+         "all": "f32", "count_nonzero": "bf16", "std": "f64", "std_mean": "f64"}  # fmt: skip
 
 
 def problems(op: str) -> Iterator[tp.Descriptor]:

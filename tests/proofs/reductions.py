@@ -15,7 +15,7 @@ from proofs.rows import Rows, picked, size
 from triplan.descriptors.reductions import SUMS
 
 #: Ops of squares and exponentials, which would leave the range.
-NARROW = ("var", "std", "vector_norm", "logsumexp")
+NARROW = ("var", "std", "vector_norm", "logsumexp", "var_mean")
 
 
 class Lines(Rows):

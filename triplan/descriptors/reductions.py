@@ -20,23 +20,27 @@ from triplan.sku import Element, ElementKind, OpCategory, OptionalElement, field
 from triplan.sku.facts import cached_property
 
 if TYPE_CHECKING:
-    from triplan.facade.reductions import ExpressionReductionPlan, ExtremumPlan, ReducePlan
+    from triplan.facade.reductions import ExpressionReductionPlan, ExtremumPlan, ReducePairPlan, ReducePlan
     from triplan.sku.model import Converted
 
     Axes = Converted[tuple[int, ...], Sequence[int]]
 else:
     Axes = Annotated[tuple[int, ...], BeforeValidator(to_tuple), AxesField("input_shape")]
 
-__all__ = ["ExpressionReductionDescriptor", "ExtremumDescriptor", "ReduceDescriptor"]
+__all__ = ["ExpressionReductionDescriptor", "ExtremumDescriptor", "ReduceDescriptor", "ReducePairDescriptor"]
 
 #: The element of sums of integers, counts and positions.
 I64 = ElementKind.I64
+#: The two results of each op that has them, by the ops of one result.
+PAIRS = {"aminmax": ("amin", "amax"), "var_mean": ("var", "mean"), "std_mean": ("std", "mean")}
+#: Ops that divide by the number of elements minus ``correction``.
+DEVIATIONS = ("var", "std", "var_mean", "std_mean")
 #: Ops that take only floats.
-OF_FLOATS = ("mean", "var", "std", "vector_norm", "logsumexp")
+OF_FLOATS = ("mean", *DEVIATIONS, "vector_norm", "logsumexp")
 #: Ops whose result may have another element, ``out_element``; that of the others is fixed by x.
 SUMS = ("sum", "prod", *OF_FLOATS)
 #: Ops that are undefined on an empty set of elements.
-EXTREMA = ("amax", "amin", "max", "min", "argmax", "argmin")
+EXTREMA = ("amax", "amin", "aminmax", "max", "min", "argmax", "argmin")
 
 
 class ReductionProblem(Descriptor):
@@ -182,6 +186,26 @@ class ExtremumDescriptor(TensorReduction, PlannedBy["ExtremumPlan"]):
 
     def declare_operands(self) -> tuple[Operand, ...]:
         return self._results(out=self.result, indices=I64)
+
+
+class ReducePairDescriptor(TensorReduction, PlannedBy["ReducePairPlan"]):
+    """``out`` and ``second``: amin and amax, var and mean, or std and mean, as ``ReduceDescriptor`` has them.
+
+    Means are not sums divided by a number, but what variances are computed from: their errors are larger.
+
+    Attributes:
+        out_element: element of both results of var_mean and std_mean. None: that of x.
+        correction: variances divide by the number of elements minus ``correction``.
+    """
+
+    op: Literal["aminmax", "var_mean", "std_mean"]
+    out_element: OptionalElement = field(default=None)
+    correction: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    if not TYPE_CHECKING:
+        order: ClassVar[float] = 2.0
+
+    def declare_operands(self) -> tuple[Operand, ...]:
+        return self._results(out=self.result, second=self.result)
 
 
 class ExpressionReductionDescriptor(ReductionProblem, PlannedBy["ExpressionReductionPlan"]):

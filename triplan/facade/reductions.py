@@ -6,7 +6,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from triplan.descriptors import ExpressionReductionDescriptor, ExtremumDescriptor, ReduceDescriptor
+from triplan.descriptors import (
+    ExpressionReductionDescriptor,
+    ExtremumDescriptor,
+    ReduceDescriptor,
+    ReducePairDescriptor,
+)
 from triplan.facade.plan import NamedArgs, Plan
 
 __all__ = [
@@ -15,6 +20,8 @@ __all__ = [
     "ExtremumArgs",
     "ExtremumPlan",
     "ReduceArgs",
+    "ReducePairArgs",
+    "ReducePairPlan",
     "ReducePlan",
 ]
 
@@ -38,6 +45,17 @@ class ExtremumArgs:
 
 class ExtremumPlan(Plan[ExtremumDescriptor, ExtremumArgs]):
     descriptor_type, args_type = ExtremumDescriptor, ExtremumArgs
+
+
+@dataclass(frozen=True, slots=True)
+class ReducePairArgs:
+    x: Tensor
+    out: Tensor
+    second: Tensor
+
+
+class ReducePairPlan(Plan[ReducePairDescriptor, ReducePairArgs]):
+    descriptor_type, args_type = ReducePairDescriptor, ReducePairArgs
 
 
 class ExpressionReductionArgs(NamedArgs):

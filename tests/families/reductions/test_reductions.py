@@ -28,6 +28,8 @@ OF_AXES["vector_norm"] = (
 )
 #: Of one axis, or all.
 OF_ONE = ("prod", "max", "min", "argmax", "argmin")
+for _name in ("var_mean", "std_mean"):
+    OF_AXES[_name] = getattr(F, _name), getattr(torch, _name)
 LAYOUTS = {
     "packed": lambda x: x,
     "transposed": lambda x: x.transpose(0, 2),
@@ -58,7 +60,8 @@ def test_any_axes_and_layout(name: str, layout: str) -> None:
             continue
         for keepdim in (False, True):
             given = dim if dim or name not in ("amax", "amin") else ()
-            torch.testing.assert_close(ours(x, given, keepdim=keepdim), theirs(x, given, keepdim=keepdim))
+            for a, b in pairs(ours(x, given, keepdim=keepdim), theirs(x, given, keepdim=keepdim)):
+                torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -72,10 +75,10 @@ def test_one_axis_or_all(name: str, layout: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int8, torch.int32, torch.bool, torch.uint8])
-@pytest.mark.parametrize("name", ["sum", "prod", "amax", "any", "all", "count_nonzero", "max"])
+@pytest.mark.parametrize("name", ["sum", "prod", "amax", "any", "all", "count_nonzero", "max", "aminmax"])
 def test_dtypes(name: str, dtype: torch.dtype) -> None:
     x = drawn(3, 7, dtype=dtype)
-    got, expected = (getattr(m, name)(x, 1) for m in (F, torch))
+    got, expected = (getattr(m, name)(x, dim=1) for m in (F, torch))
     for a, b in pairs(got, expected):
         torch.testing.assert_close(a, b)
     if name in ("sum", "prod"):
@@ -94,8 +97,8 @@ def test_nan_and_ties_and_infinities() -> None:
     x = torch.tensor(
         [[1.0, math.nan, 5.0, math.nan], [-math.inf] * 4, [2.0, 7.0, 7.0, 1.0], [math.inf, 1, 1, -math.inf]]
     )
-    for name in ("max", "min"):
-        for got, expected in zip(getattr(F, name)(x, 1), getattr(torch, name)(x, 1), strict=True):
+    for name in ("max", "min", "aminmax"):
+        for got, expected in zip(getattr(F, name)(x, dim=1), getattr(torch, name)(x, dim=1), strict=True):
             assert torch.equal(got.nan_to_num(9.5), expected.nan_to_num(9.5))
     for name in ("amax", "amin", "logsumexp", "argmax"):
         torch.testing.assert_close(getattr(F, name)(x, 1), getattr(torch, name)(x, 1), equal_nan=True)
@@ -121,7 +124,9 @@ def test_variances(correction: float) -> None:
     for name in ("var", "std"):
         got, expected = (getattr(m, name)(x, 1, correction=correction) for m in (F, torch))
         torch.testing.assert_close(got, expected)
-    assert [tuple(t.shape) for t in F.var_mean(x, 1)] == [(3,), (3,)]
+    for name in ("var_mean", "std_mean"):
+        for got, expected in zip(*(getattr(m, name)(x, 1, correction=correction) for m in (F, torch)), strict=True):
+            torch.testing.assert_close(got, expected)
     torch.testing.assert_close(F.std(x, False), torch.std(x, False))
     torch.testing.assert_close(F.aminmax(x, dim=1), torch.aminmax(x, dim=1))
 
@@ -146,6 +151,10 @@ GRADIENTS: dict[str, tuple[Callable[[Any, Tensor], Any], Tensor]] = {
     "max of all": (lambda m, x: m.max(x), torch.ones(2, 3, dtype=torch.float64)),
     "var": (lambda m, x: m.var(x, 1), drawn(2, 4)),
     "std": (lambda m, x: m.std(x, (0, 1), correction=0), drawn(2, 4)),
+    "var_mean": (lambda m, x: sum(t * (i + 2) for i, t in enumerate(m.var_mean(x, 1))), drawn(2, 4)),
+    "one of var_mean": (lambda m, x: m.var_mean(x, 1, keepdim=True)[1], drawn(2, 4)),
+    "std_mean": (lambda m, x: sum(m.std_mean(x, (0, 1), correction=0)), drawn(2, 4)),
+    "aminmax": (lambda m, x: sum(t * (i + 2) for i, t in enumerate(m.aminmax(x, dim=1))), drawn(2, 4)),
     "logsumexp": (lambda m, x: m.logsumexp(x, 1), drawn(2, 4)),
     "norm": (lambda m, x: getattr(m, "vector_norm", torch.linalg.vector_norm)(x, 2, 1), drawn(2, 4)),
     "norm of zeros": (
@@ -154,7 +163,8 @@ GRADIENTS: dict[str, tuple[Callable[[Any, Tensor], Any], Tensor]] = {
     ),
     "norm 3": (lambda m, x: getattr(m, "vector_norm", torch.linalg.vector_norm)(x, 3, 0), drawn(2, 4)),
 }
-SMOOTH = ("sum", "mean", "prod", "var", "std", "logsumexp", "norm", "norm 3", "max", "amax", "prod of one zero")
+SMOOTH = ("sum", "mean", "prod", "var", "std", "logsumexp", "norm", "norm 3", "max", "amax", "prod of one zero",
+          "var_mean", "one of var_mean", "std_mean", "aminmax")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
@@ -223,6 +233,9 @@ def test_variances_of_numbers_whose_sum_overflows() -> None:
     plan, out = tp.plan(desc, target=target("interpret")), torch.empty(2)
     plan.run(tp.ReduceArgs(torch.full((2, 5), 3e38), out))
     assert out.tolist() == [0.0, 0.0]
+    both = tp.ReducePairDescriptor(op="var_mean", input_shape=(2, 5), reduce_axes=(1,), element="f32")
+    tp.plan(both, target=target("interpret")).run(tp.ReducePairArgs(torch.full((2, 5), 3e38), out, mean := out + 1))
+    torch.testing.assert_close((out, mean), (torch.zeros(2), torch.full((2,), 3e38)))
 
 
 def test_forward_mode_with_positions() -> None:
@@ -244,6 +257,7 @@ def test_opcheck() -> None:
     x = torch.randn(3, 4, requires_grad=True)
     torch.library.opcheck(torch.ops.triplan.reduce.default, ("logsumexp", x, [1], False, None, 1.0, 2.0))
     torch.library.opcheck(torch.ops.triplan.extremum.default, ("max", x, [-2], True, None, 1.0, 2.0))
+    torch.library.opcheck(torch.ops.triplan.reduce_pair.default, ("std_mean", x, [-2], True, None, 1.0, 2.0))
 
 
 def test_out() -> None:
@@ -293,7 +307,7 @@ GEOMETRIES: tuple[Any, ...] = (
 def test_every_geometry(where: str, geometry: Any) -> None:
     shape, axes, layouts = geometry
     elements = {"mean": "bf16", "amin": "f32", "max": "bf16", "argmin": "i32", "std": "f32", "logsumexp": "f32"}
-    elements |= {"all": "bool", "count_nonzero": "f16"}
+    elements |= {"all": "bool", "count_nonzero": "f16", "aminmax": "bf16", "std_mean": "f32"}
     for op, element in elements.items():
         cls: Any = tp.descriptor_types()[op]
         desc = cls(op=op, element=element, input_shape=shape, reduce_axes=axes, layouts=layouts)
@@ -304,7 +318,13 @@ def test_every_geometry(where: str, geometry: Any) -> None:
 ODD_LINES = (
     *(("sum", "bf16", n) for n in (2049, 2055, 6143, 40_001)),
     *(("prod", "f32", 1027), ("amax", "f16", 4101), ("amin", "i8", 4097), ("logsumexp", "f32", 1539)),
-    *(("any", "bool", 2051), ("mean", "f64", 1025), ("vector_norm", "bf16", 17_001)),
+    *(
+        ("aminmax", "f16", 4101),
+        ("aminmax", "i8", 40_001),
+        ("any", "bool", 2051),
+        ("mean", "f64", 1025),
+        ("vector_norm", "bf16", 17_001),
+    ),
 )
 
 

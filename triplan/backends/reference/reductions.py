@@ -13,7 +13,7 @@ from triplan.backends.reference.expressions.evaluate import evaluated
 from triplan.backends.table import CheckRules, reference
 from triplan.backends.triton.common import accuracy, bounds
 from triplan.descriptors import ExpressionReductionDescriptor, Operand
-from triplan.descriptors.reductions import ReductionProblem
+from triplan.descriptors.reductions import DEVIATIONS, OF_FLOATS, PAIRS, ReductionProblem
 from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee
 
 FLOATS = ("f16", "bf16", "f32", "f64")
@@ -54,9 +54,10 @@ def _spread(desc: ReductionProblem, x: Tensors) -> Tensors:
     scale = n / max(n - desc.correction, 1e-300)
     square = t.square().mean(-1)
     variance = t.var(-1, correction=0)
-    if desc.op == "var":
-        return {"out": scale * ((variance * square).sqrt() + 64 * u * square)}
-    return {"out": math.sqrt(scale) * square.sqrt()}
+    means = {"second": t.abs().mean(-1)} if desc.op in PAIRS else {}
+    if desc.op in ("var", "var_mean"):
+        return {"out": scale * ((variance * square).sqrt() + 64 * u * square), **means}
+    return {"out": math.sqrt(scale) * square.sqrt(), **means}
 
 
 def _logarithm(desc: ReductionProblem, x: Tensors) -> Tensors:
@@ -72,7 +73,7 @@ def _guarantee(desc: ReductionProblem) -> Mapping[str, PrecisionGuarantee]:
     """Elements may be added one by one. Never batch-invariant: how torch divides sums may depend on the batch."""
     element, out, n = desc.element, desc.result, desc.reduced
     depth = n + 4
-    if desc.op not in ("sum", "mean", "prod", "var", "std", "vector_norm", "logsumexp") or not out.is_floating_point:
+    if desc.op not in ("sum", "prod", *OF_FLOATS) or not out.is_floating_point:
         return {o.name: _exactly(desc, o) for o in desc.operands() if o.is_written}
     compute = ElementKind.F64 if ElementKind.F64 in (element, out) else ElementKind.F32
     lost, power = 0.0, 0.0
@@ -81,26 +82,30 @@ def _guarantee(desc: ReductionProblem) -> Mapping[str, PrecisionGuarantee]:
         power = (256 if compute is ElementKind.F32 else 2200) * (1 + 1 / desc.order)
     relative, per_term = {
         "prod": (n, 1),
-        "var": (depth + 8, 8 * depth + 32),
-        "std": (depth + 8, 8 * depth + 32),
+        **dict.fromkeys(DEVIATIONS, (depth + 8, 8 * depth + 32)),
         "vector_norm": (8 + (depth + 8) / desc.order + power, 0),
         "logsumexp": (2, 6 * depth + 16),
     }.get(desc.op, (3, depth))
     if desc.op == "vector_norm":
         lost = (max(n, 1) * bounds.smallest_normal(compute)) ** (1 / desc.order)
-    if desc.op == "std":  # squares that underflow
+    if desc.op in ("std", "std_mean"):  # squares that underflow
         lost = math.sqrt(
             bounds.smallest_normal(compute) * (1 + n / (n - desc.correction if n > desc.correction else 1))
         )
-    found = bounds.rounded(out, compute, relative, per_term, flushes=4 * depth, lost=lost)
-    return bounds.of_outputs(desc, found)
+
+    def each(o: Operand) -> PrecisionGuarantee:
+        if o.name == "second":  # a mean
+            return bounds.rounded(out, compute, 3, depth, flushes=4 * depth)
+        return bounds.rounded(out, compute, relative, per_term, flushes=4 * depth, lost=lost)
+
+    return bounds.of_outputs(desc, each)
 
 
 def _exactly(desc: ReductionProblem, o: Operand) -> PrecisionGuarantee:
     if not o.element.is_floating_point:
-        order = o.name == "out" and desc.op not in ("argmax", "argmin")
+        order = o.name != "indices" and desc.op not in ("argmax", "argmin")
         return bounds.guarantee(o.element, bounds.EXACT, math_precision=MathPrecision.EXACT, order=order)
-    return bounds.guarantee(o.element.compute, bounds.EXACT, order=desc.op in ("amax", "amin"))
+    return bounds.guarantee(o.element.compute, bounds.EXACT, order=desc.op in ("amax", "amin", "aminmax"))
 
 
 def _one_zero(t: Tensor) -> Tensor:
@@ -147,13 +152,34 @@ def _variance(desc: ReductionProblem, t: Tensor) -> Tensor:
     return squares / max(n - desc.correction, 0)
 
 
+def _mean(desc: ReductionProblem, t: Tensor) -> Tensor:
+    return t.sum(-1) / t.shape[-1] if t.shape[-1] else t.sum(-1) * math.nan
+
+
+def _deviation(desc: ReductionProblem, t: Tensor) -> Tensor:
+    return _variance(desc, t).sqrt()
+
+
+def _least(desc: ReductionProblem, t: Tensor) -> Tensor:
+    return _one_zero(t.amin(-1))
+
+
+def _most(desc: ReductionProblem, t: Tensor) -> Tensor:
+    return _one_zero(t.amax(-1))
+
+
+def _both(*of: Callable[[ReductionProblem, Tensor], Tensor]) -> Callable[[ReductionProblem, Tensor], Any]:
+    return lambda desc, t: tuple(compute(desc, t) for compute in of)
+
+
 Compute = Callable[[ReductionProblem, Tensor], Any]
 FUNCTIONS: dict[str, tuple[Compute, CheckRules]] = {
     "sum": (_sum, CheckRules()),
-    "mean": (lambda desc, t: t.sum(-1) / t.shape[-1] if t.shape[-1] else t.sum(-1) * math.nan, CheckRules()),
+    "mean": (_mean, CheckRules()),
     "prod": (_prod, CheckRules(_doubtful, signed=True)),
-    "amax": (lambda desc, t: _one_zero(t.amax(-1)), CheckRules(CheckRules.no_terms)),
-    "amin": (lambda desc, t: _one_zero(t.amin(-1)), CheckRules(CheckRules.no_terms)),
+    "amax": (_most, CheckRules(CheckRules.no_terms)),
+    "amin": (_least, CheckRules(CheckRules.no_terms)),
+    "aminmax": (_both(_least, _most), CheckRules(CheckRules.no_terms)),
     "max": (_extremum(True), CheckRules(CheckRules.no_terms)),
     "min": (_extremum(False), CheckRules(CheckRules.no_terms)),
     "argmax": (lambda desc, t: _extremum(True)(desc, t)[1], CheckRules(CheckRules.no_terms)),
@@ -162,7 +188,9 @@ FUNCTIONS: dict[str, tuple[Compute, CheckRules]] = {
     "all": (lambda desc, t: (t != 0).all(-1), CheckRules(CheckRules.no_terms)),
     "count_nonzero": (lambda desc, t: (t != 0).sum(-1), CheckRules(CheckRules.no_terms)),
     "var": (_variance, CheckRules(_spread, passes=("unit",), signed=True)),
-    "std": (lambda desc, t: _variance(desc, t).sqrt(), CheckRules(_spread, passes=("unit",), signed=True)),
+    "std": (_deviation, CheckRules(_spread, passes=("unit",), signed=True)),
+    "var_mean": (_both(_variance, _mean), CheckRules(_spread, passes=("unit",), signed=True)),
+    "std_mean": (_both(_deviation, _mean), CheckRules(_spread, passes=("unit",), signed=True)),
     "vector_norm": (_norm, CheckRules(CheckRules.no_terms, passes=("unit",))),
     "logsumexp": (_logsumexp, CheckRules(_logarithm, signed=True)),
 }
@@ -171,11 +199,13 @@ FUNCTIONS: dict[str, tuple[Compute, CheckRules]] = {
 def _declare(op: str, compute: Compute, checks: CheckRules) -> None:
     def outputs(desc: ReductionProblem, x: Tensors) -> Tensors:
         found = compute(desc, lines(desc, x["x"].double() if desc.result is ElementKind.F64 else x["x"]))
+        if op in PAIRS:
+            return {"out": found[0], "second": found[1]}
         if isinstance(found, tuple):
             return {"out": found[0].to(x["x"].dtype), "indices": found[1]}
         return {"out": found}
 
-    elements = FLOATS if op in ("mean", "var", "std", "vector_norm", "logsumexp") else (*FLOATS, *INTEGERS)
+    elements = FLOATS if op in OF_FLOATS else (*FLOATS, *INTEGERS)
     reference(op=op, elements=elements, guarantee=_guarantee, checks=checks)(outputs)
 
 

@@ -1,14 +1,15 @@
-"""The registered ops of reductions: one of one result, one of values with their positions."""
+"""The registered ops of reductions: of one result, of values with their positions, and of two results."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from triplan.descriptors.reductions import EXTREMA
-from triplan.facade import ExtremumPlan, ReducePlan
+from triplan.descriptors.reductions import DEVIATIONS, EXTREMA, PAIRS
+from triplan.facade import plan_type
 from triplan.functional._ops import Recorded
 from triplan.functional._plans import run
 from triplan.functional._shapes import axis
@@ -64,14 +65,14 @@ def _compute(op: str, input: Tensor, dims: Sequence[int], *how: Any) -> list[Ten
     outs, (_, _, correction, order) = _empty(op, input, dims, *how), how
     x, axes = fewer_axes(input, axes_of(input.dim(), dims))
     kept = kept_of(x.shape, axes)
-    names = ("out", "indices")[: len(outs)]
+    names = ("out", "second" if op in PAIRS else "indices")[: len(outs)]
     operands = {"x": x, **{name: t.view(kept) for name, t in zip(names, outs, strict=True)}}
     options: dict[str, Any] = {"op": op, "reduce_axes": tuple(axes)}
-    if op in ("var", "std"):
+    if op in DEVIATIONS:
         options["correction"] = correction
     if op == "vector_norm":
         options["order"] = order
-    run(ExtremumPlan if len(outs) > 1 else ReducePlan, operands, **options)
+    run(plan_type(op), operands, **options)
     return outs
 
 
@@ -84,7 +85,9 @@ def _empty(
         raise IndexError(f"{op}(): Expected reduction dim {list(dims)} to have non-zero size.")
     shape = [1 if a in axes else n for a, n in enumerate(input.shape)] if keepdim else kept_of(input.shape, axes)
     found = [input.new_empty(shape, dtype=dtype or input.dtype)]
-    return [*found, input.new_empty(shape, dtype=torch.int64)] if op in ("max", "min") else found
+    if op in PAIRS or op in ("max", "min"):
+        found.append(torch.empty_like(found[0], dtype=None if op in PAIRS else torch.int64))
+    return found
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -110,9 +113,26 @@ def _axes_of_op(op: str, input: Any, dims: Sequence[int], keepdim: bool, *_: Any
     return f"{axes} -> {kept}+{sums}"
 
 
-def _axes_of_extremum(op: str, input: Any, dims: Sequence[int], keepdim: bool, *_: Any) -> str:
+def _axes_of_both(op: str, input: Any, dims: Sequence[int], keepdim: bool, *_: Any) -> str:
     axes, kept, _sums = reduced(op, (input,), dims, keepdim)
     return f"{axes} -> {kept}, {kept}"
+
+
+def _setup_pair(ctx: Any, inputs: Any, output: Any) -> None:
+    _setup(ctx, inputs, output)
+    ctx.set_materialize_grads(False)
+
+
+def _backward_of_pair(ctx: Any, *grads: Any) -> Any:
+    """The sum of the gradients of both results."""
+    x, *outs = ctx.saved_tensors
+    shared = {name: getattr(ctx, name) for name in ("axes", "shape", "dtype", "gone", "correction", "order")}
+    total: Tensor | None = None
+    for op, out, grad in zip(PAIRS[ctx.op], outs, grads, strict=True):
+        if grad is not None:
+            found: Tensor = _backward(SimpleNamespace(**shared, op=op, saved_tensors=(x, out)), grad)[1]
+            total = found if total is None else total + found
+    return None, total, None, None, None, None, None
 
 
 _PARAMETERS = "str op, Tensor input, int[] dims, bool keepdim, ScalarType? dtype, float correction, float order"
@@ -130,7 +150,16 @@ extremum = Recorded(
     f"({_PARAMETERS}) -> (Tensor, Tensor)",
     lambda *args: tuple(_compute(*args)),
     lambda *args: tuple(_empty(*args)),
-    axes=_axes_of_extremum,
+    axes=_axes_of_both,
     setup=_setup,
     backward=_backward,
+)
+reduce_pair = Recorded(
+    "reduce_pair",
+    f"({_PARAMETERS}) -> (Tensor, Tensor)",
+    lambda *args: tuple(_compute(*args)),
+    lambda *args: tuple(_empty(*args)),
+    axes=_axes_of_both,
+    setup=_setup_pair,
+    backward=_backward_of_pair,
 )

@@ -11,7 +11,7 @@ import torch
 from triplan.functional._autocast import widened
 from triplan.functional._ops import check_out
 from triplan.functional._replay.replay import repeats, replayed
-from triplan.functional.reductions.engine import dims, extremum, reduce
+from triplan.functional.reductions.engine import dims, extremum, reduce, reduce_pair
 
 __all__ = [
     "all", "amax", "amin", "aminmax", "any", "argmax", "argmin", "count_nonzero", "logsumexp", "max", "mean", "min",
@@ -140,13 +140,20 @@ def amin(input: Tensor, dim: Axes = (), keepdim: bool = False, *, out: Tensor | 
 
 @replayed
 def _both_ends(input: Tensor, dim: Axes, keepdim: bool) -> tuple[Tensor, Tensor]:
-    return _call("amin", input, dim, keepdim), _call("amax", input, dim, keepdim)
+    return _pair("aminmax", input, dim, keepdim)
 
 
 @repeats(_both_ends)
 def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
-    """``amin`` and ``amax``, by two launches, as a named tuple (min, max) (torch.aminmax)."""
+    """``amin`` and ``amax``, by one launch, as a named tuple (min, max) (torch.aminmax)."""
     return torch.return_types.aminmax(_both_ends(input, dim, keepdim))
+
+
+def _pair(op: str, input: Tensor, dim: Axes, keepdim: bool, correction: float = 1.0) -> tuple[Tensor, Tensor]:
+    """``op`` of two results."""
+    _refuse_complex(op, input.dtype)
+    first, second = reduce_pair(op, input, dims(op, input.dim(), dim), keepdim, None, float(correction), 2.0)
+    return first, second
 
 
 def _extrema(op: str, input: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
@@ -227,16 +234,22 @@ def count_nonzero(input: Tensor, dim: Axes = None) -> Tensor:
     return _call("count_nonzero", input, dim, False)
 
 
+def _corrected(op: str, input: Tensor, dim: Any, unbiased: Any, correction: float | None) -> tuple[Any, float]:
+    """The axes and the correction of a variance."""
+    if isinstance(dim, bool):  # torch's older signature
+        dim, unbiased = None, dim
+    if not input.is_floating_point():
+        raise RuntimeError(f"{op}(): only supports floating point dtypes, but got {input.dtype}")
+    if correction is None:
+        correction = 1.0 if unbiased is None else float(unbiased)
+    return dim, correction
+
+
 def _deviation(
     op: str, input: Tensor, dim: Any, unbiased: Any, keepdim: bool, correction: float | None, out: Tensor | None
 ) -> Tensor:
-    if isinstance(dim, bool):  # torch's older signature
-        dim, unbiased = None, dim
-    if correction is None:
-        correction = 1.0 if unbiased is None else float(unbiased)
-    if not input.is_floating_point():
-        raise RuntimeError(f"{op}(): only supports floating point dtypes, but got {input.dtype}")
-    return _call(op, input, dim, keepdim, correction=correction, out=out)
+    over, how = _corrected(op, input, dim, unbiased, correction)
+    return _call(op, input, over, keepdim, correction=how, out=out)
 
 
 @replayed
@@ -271,22 +284,27 @@ def std(
     return _deviation("std", input, dim, unbiased, keepdim, correction, out)
 
 
+def _beside_mean(
+    op: str, input: Tensor, dim: Any, unbiased: Any, keepdim: bool, correction: float | None
+) -> tuple[Tensor, Tensor]:
+    over, how = _corrected(op, input, dim, unbiased, correction)
+    return _pair(op, input, over, keepdim, how)
+
+
 @replayed
 def var_mean(
     input: Tensor, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *, correction: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """``var`` and ``mean``, by two launches (torch.var_mean)."""
-    over = None if isinstance(dim, bool) else dim
-    return _deviation("var", input, dim, unbiased, keepdim, correction, None), _call("mean", input, over, keepdim)
+    """``var`` and the mean that it is computed from, by one launch (torch.var_mean)."""
+    return _beside_mean("var_mean", input, dim, unbiased, keepdim, correction)
 
 
 @replayed
 def std_mean(
     input: Tensor, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *, correction: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """``std`` and ``mean``, by two launches (torch.std_mean)."""
-    over = None if isinstance(dim, bool) else dim
-    return _deviation("std", input, dim, unbiased, keepdim, correction, None), _call("mean", input, over, keepdim)
+    """``std`` and the mean that it is computed from, by one launch (torch.std_mean)."""
+    return _beside_mean("std_mean", input, dim, unbiased, keepdim, correction)
 
 
 @replayed

@@ -19,8 +19,14 @@ from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.reductions import shared_kernels as do
 from triplan.backends.triton.reductions.expression_kernels import CONSTANT, STRIDED, UNIT, reduce_expression_kernel
 from triplan.backends.triton.reductions.tiles_kernels import reduce_kernel
-from triplan.descriptors import ExpressionReductionDescriptor, ExtremumDescriptor, Operand, ReduceDescriptor
-from triplan.descriptors.reductions import OF_FLOATS, ReductionProblem
+from triplan.descriptors import (
+    ExpressionReductionDescriptor,
+    ExtremumDescriptor,
+    Operand,
+    ReduceDescriptor,
+    ReducePairDescriptor,
+)
+from triplan.descriptors.reductions import DEVIATIONS, OF_FLOATS, ReductionProblem
 from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact
 
@@ -29,7 +35,12 @@ FLOATS = ("f16", "bf16", "f32", "f64")
 INTEGERS = ("i8", "i16", "i32", "i64", "u8", "bool")
 #: Triton's types of accumulators and results.
 TYPES = {**TL, ElementKind.F16: tl.float16, ElementKind.BF16: tl.bfloat16, ElementKind.U8: tl.uint8, BOOL: tl.int8}
-OPS = (*ReduceDescriptor.ops(), *ExtremumDescriptor.ops(), *ExpressionReductionDescriptor.ops())
+OPS = (
+    *ReduceDescriptor.ops(),
+    *ExtremumDescriptor.ops(),
+    *ReducePairDescriptor.ops(),
+    *ExpressionReductionDescriptor.ops(),
+)
 #: Warps of a program. (Launches have fuses=False: two threads may merge the same accumulators and write the result to
 #: the same address of shared memory, so both must round alike.)
 WARPS = 4
@@ -80,6 +91,9 @@ KINDS = {
     "count_nonzero": Kind(do.SUM, do.NONZERO),
     "var": Kind(do.MOMENTS, finish=do.VARIANCE),
     "std": Kind(do.MOMENTS, finish=do.DEVIATION),
+    "var_mean": Kind(do.MOMENTS, finish=do.VARIANCE),
+    "std_mean": Kind(do.MOMENTS, finish=do.DEVIATION),
+    "aminmax": Kind(do.ENDS),
     "logsumexp": Kind(do.EXPONENTIALS, finish=do.LOGARITHM),
 }
 #: vector_norm, by order.
@@ -88,19 +102,19 @@ OTHER_NORM = Kind(do.SUM, do.POWER, do.INVERSE_POWER)
 #: How an operand's offset changes along the rows or the columns of a tile.
 STEPS: tuple[int, ...] = (CONSTANT.value, UNIT.value, STRIDED.value)
 #: Kinds with two accumulators.
-PAIRS = (do.ARGMAX, do.ARGMIN, do.MOMENTS, do.EXPONENTIALS)
+PAIRS = (do.ARGMAX, do.ARGMIN, do.MOMENTS, do.EXPONENTIALS, do.ENDS)
 POSITIONS = (do.ARGMAX, do.ARGMIN)
 #: Kinds whose accumulators hold no count and no position, so that they can be moved.
-TURNED = (do.SUM, do.PRODUCT, do.MAX, do.MIN, do.EXPONENTIALS)
+TURNED = (do.SUM, do.PRODUCT, do.MAX, do.MIN, do.EXPONENTIALS, do.ENDS)
 
 
 class Dim(NamedTuple):
-    """A dimension: its extent, its stride in each tensor that is read, and in the results if it is kept."""
+    """A dimension: its extent, its stride in each tensor that is read, and in both results if it is kept."""
 
     size: int
     reads: tuple[int | Along, ...]
     out: int | Along = 0
-    indices: int | Along = 0
+    second: int | Along = 0
 
 
 class Plan:
@@ -108,7 +122,8 @@ class Plan:
 
     Attributes:
         reads: the tensors that are read: x, or those of an expression.
-        x: the largest of them, whose layout decides what a tile is.
+        results: the tensors that are written, one or two.
+        x: the largest of those read, whose layout decides what a tile is.
         kept, reduced: dimensions, innermost last; adjacent ones are merged where strides allow it.
         across: the kept dimension along which x is contiguous, if there is one; it is then not among ``kept``.
         lanes, n: number of results, and elements of a line.
@@ -129,13 +144,14 @@ class Plan:
         self.x = max(self.reads, key=lambda o: o.nbytes)
         self._lead = self.reads.index(self.x)
         of_reads = [*zip(*(known_strides(o, len(shape)) for o in self.reads), strict=True)]
-        results = [known_strides(o, len(o.shape)) for o in desc.operands() if o.is_written]
-        of_results = dict(zip(desc.kept_axes, zip(*results, strict=True), strict=True))
+        self.results = tuple(o for o in desc.operands() if o.is_written)
+        of_results = zip(*(known_strides(o, len(o.shape)) for o in self.results), strict=True)
+        of_kept = dict(zip(desc.kept_axes, of_results, strict=True))
         reduced = [Dim(shape[a], of_reads[a]) for a in desc.reduce_axes if shape[a] != 1]
         if self.kind.accumulates not in POSITIONS:  # these number elements row-major
             reduced.sort(key=self._is_unit)
         self.reduced = _merged(reduced)
-        kept = _merged([Dim(shape[a], of_reads[a], *of_results[a]) for a in desc.kept_axes if shape[a] != 1])
+        kept = _merged([Dim(shape[a], of_reads[a], *of_kept[a]) for a in desc.kept_axes if shape[a] != 1])
         self.lanes, self.n = math.prod(d.size for d in kept), desc.reduced
         self.unit = len(self.reduced) == 1 and self._is_unit(self.reduced[0])
         beside = [d for d in kept if self._is_unit(d) and d.size >= FEWEST_ACROSS]
@@ -146,7 +162,7 @@ class Plan:
             apart = tuple(
                 self._distance(o) if s == 1 else 0 for o, s in zip(self.reads, self.reduced[0].reads, strict=True)
             )
-            self.kept = [Dim(1, apart, 1, int(desc.op in ("max", "min")))]
+            self.kept = [Dim(1, apart, 1, len(self.results) - 1)]
         self.tile = self._tile()
         self.chunk, self.chunks = self._chunks()
 
@@ -174,7 +190,7 @@ class Plan:
         odd = self.across is not None and any(d % 16 for d in distances) and self.n > FEW
         item = self.x.element.itemsize
         size = 32 * WARPS * (ODD_THREAD_BYTES if odd else THREAD_BYTES) // max(item, 2)
-        if self.kind.accumulates in PAIRS or self.compute.itemsize > 4:
+        if (self.kind.accumulates in PAIRS and self.kind.accumulates is not do.ENDS) or self.compute.itemsize > 4:
             size = max(size // 2, 32 * WARPS * 16 // item)  # at least one 16-byte load a thread
         while len(self.reads) > 1 and size * len(self.reads) > 32 * WARPS * HELD:
             size //= 2
@@ -216,17 +232,13 @@ class Plan:
         return tuple((divisor(d.size, self.wide), *self._strides(d, reads)) for d in found)
 
     def _strides(self, d: Dim, reads: int | None = None) -> tuple[Arg, ...]:
-        """Strides of a dimension in the tensors that are read (or only so many of them), out and indices."""
-        out, *indices = (o for o in self.desc.operands() if o.is_written)
-        results = zip((out, indices[0] if indices else out), (d.out, d.indices), strict=True)
+        """Strides of a dimension in the tensors that are read (or only so many of them), and in both results."""
+        results = zip((self.results * 2)[:2], (d.out, d.second), strict=True)
         strides = (*[*zip(self.reads, d.reads, strict=True)][:reads], *results)
         return tuple(stride_arg(o, s) for o, s in strides)
 
-    def _pointer(self, o: Operand | None) -> Ptr | None:
-        return None if o is None else Ptr(o.name, I8 if o.element is BOOL else o.element, o.alignment)
-
-    def _result(self, name: str) -> Ptr | None:
-        return self._pointer(next((o for o in self.desc.operands() if o.is_written and o.name == name), None))
+    def _pointer(self, o: Operand) -> Ptr:
+        return Ptr(o.name, I8 if o.element is BOOL else o.element, o.alignment)
 
     @property
     def kernel(self) -> Any:
@@ -254,8 +266,8 @@ class Plan:
             "x": self._pointer(self.x),
             "inputs": tuple(map(self._pointer, self.reads)),
             "scalars": self._scalars() or None,
-            "out": self._result("out"),
-            "indices": self._result("indices"),
+            "out": self._pointer(self.results[0]),
+            "second": self._pointer(self.results[1]) if len(self.results) > 1 else None,
             "kept": self._dims(self.kept),
             "all_kept": self._dims([*self.kept, *across], 1),
             "along": along,
@@ -272,7 +284,7 @@ class Plan:
     def constants(self, tile: Tile) -> dict[str, Any]:
         kind = self.kind.accumulates
         identity: float | int = {do.SUM: 0, do.PRODUCT: 1, do.MOMENTS: 0}.get(kind, 0)
-        if kind in (do.MAX, do.ARGMAX, do.MIN, do.ARGMIN, do.EXPONENTIALS):
+        if kind in (do.MAX, do.ARGMAX, do.MIN, do.ARGMIN, do.EXPONENTIALS, do.ENDS):
             low = kind in (do.MAX, do.ARGMAX, do.EXPONENTIALS)
             if self.compute.is_floating_point:
                 identity = -math.inf if low else math.inf
@@ -370,7 +382,7 @@ class Plan:
         if self.tree is not None:
             source = expressions.text(self.tree, False)
             found += f".{hashlib.sha256(source.encode()).hexdigest()[:16]}"
-        return f"{found}.{desc.correction!r}" if desc.op in ("var", "std") else found
+        return f"{found}.{desc.correction!r}" if desc.op in DEVIATIONS else found
 
     def us(self) -> float:
         return LAUNCH_US + sum(o.nbytes for o in self.reads) / BYTES_PER_US
@@ -424,23 +436,28 @@ def guarantee(desc: ReductionProblem) -> Mapping[str, PrecisionGuarantee]:
     if desc.order not in (1, 2):
         # d(2**y) / 2**y = ln(2) * dy: an error of y is amplified by |y|, at most the largest exponent; so for the root.
         power = (256 if compute is F32 else 2200) * (1 + 1 / desc.order)
+    deviation = (depth + 8, 8 * depth + 32)
     relative, per_term = {
         "prod": (n, 1),
-        "var": (depth + 8, 8 * depth + 32),
-        "std": (depth + 8, 8 * depth + 32),
+        **dict.fromkeys(DEVIATIONS, deviation),
         "vector_norm": (8 + (depth + 8) / desc.order + power, 0),
         "logsumexp": (2, 6 * depth + 16),
     }.get(desc.op, (3, depth))
     if desc.op == "vector_norm":
         lost = (max(n, 1) * bounds.smallest_normal(compute)) ** (1 / desc.order)
-    if desc.op == "std":
+    if desc.op in ("std", "std_mean"):
         # Squares that underflow, and a subnormal variance that the root flushes.
         lost = math.sqrt(
             bounds.smallest_normal(compute) * (1 + n / (n - desc.correction if n > desc.correction else 1))
         )
-    return bounds.of_outputs(
-        desc, bounds.rounded(out, compute, relative, per_term, flushes=4 * depth, lost=lost, batch=batch)
-    )
+
+    def each(o: Operand) -> PrecisionGuarantee:
+        if o.name == "second":
+            # A mean that follows the elements is rounded four times per element, each time relative to what it is of.
+            return bounds.rounded(out, compute, 3, 4 * depth + 32, flushes=4 * depth, batch=batch)
+        return bounds.rounded(out, compute, relative, per_term, flushes=4 * depth, lost=lost, batch=batch)
+
+    return bounds.of_outputs(desc, each)
 
 
 def exactly(desc: ReductionProblem, o: Operand, batch: bool) -> PrecisionGuarantee:
@@ -449,7 +466,7 @@ def exactly(desc: ReductionProblem, o: Operand, batch: bool) -> PrecisionGuarant
     Only positions depend on the order of elements. An extremum equals the reference's; among zeros of both signs or
     NaN of different bits it may be another one.
     """
-    order = o.name == "out" and desc.op not in ("argmax", "argmin")
+    order = o.name != "indices" and desc.op not in ("argmax", "argmin")
     if not o.element.is_floating_point:
         return bounds.guarantee(o.element, bounds.EXACT, math_precision=MathPrecision.EXACT, batch=batch, order=order)
     return bounds.guarantee(o.element.compute, bounds.EXACT, batch=batch, order=order)

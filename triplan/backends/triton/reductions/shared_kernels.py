@@ -1,7 +1,7 @@
 """What the kernels of reductions share: offsets of elements, and how they are accumulated, merged and finished.
 
 An accumulator is a pair (a, b): (sum, product or extremum; unused), (extremum; its position), (mean; sum of squared
-deviations from it), or (maximum; sum of exp(x - maximum)).
+deviations from it), (maximum; sum of exp(x - maximum)), or (minimum; maximum).
 """
 
 # mypy: ignore-errors
@@ -13,7 +13,7 @@ import triton.language as tl
 from triplan.backends.triton.common.offsets_kernels import quotient
 
 #: KIND: what is accumulated.
-SUM, PRODUCT, MAX, MIN, ARGMAX, ARGMIN, MOMENTS, EXPONENTIALS = (tl.constexpr(i) for i in range(8))
+SUM, PRODUCT, MAX, MIN, ARGMAX, ARGMIN, MOMENTS, EXPONENTIALS, ENDS = (tl.constexpr(i) for i in range(9))
 #: MAP: how an element is mapped before it is accumulated.
 PLAIN, NONZERO, ABSOLUTE, SQUARE, POWER = (tl.constexpr(i) for i in range(5))
 #: FINISH: how the accumulator becomes the result.
@@ -41,7 +41,7 @@ def offset_of(point, dims, WHICH: tl.constexpr, VECTOR: tl.constexpr = 1):
 
 @triton.jit
 def lines_of(unit, lanes, outer, kept, along, ACROSS: tl.constexpr, ROWS: tl.constexpr, POINT_TYPE: tl.constexpr):
-    """(offsets in x, in out, in indices, numbers, which exist) of the ROWS results of group ``unit``.
+    """(offsets in x, in out, in the second result, numbers, which exist) of the ROWS results of group ``unit``.
 
     ACROSS: they are neighbours along the dimension ``along``, at one of the ``outer`` points of the dimensions
     ``kept``. Otherwise they are consecutive points of ``kept``. There are ``lanes`` results in all.
@@ -53,15 +53,15 @@ def lines_of(unit, lanes, outer, kept, along, ACROSS: tl.constexpr, ROWS: tl.con
         live = lane < along[0]
         x_at = offset_of(point, kept, 1) + lane
         out_at = offset_of(point, kept, 2) + lane * along[2]
-        index_at = offset_of(point, kept, 3) + lane * along[3]
+        second_at = offset_of(point, kept, 3) + lane * along[3]
         number = point * along[0] + lane
     else:
         number = unit.to(POINT_TYPE) * ROWS + tl.arange(0, ROWS)
         live = number < lanes
         x_at = offset_of(number, kept, 1)
         out_at = offset_of(number, kept, 2)
-        index_at = offset_of(number, kept, 3)
-    return x_at, out_at, index_at, number, live
+        second_at = offset_of(number, kept, 3)
+    return x_at, out_at, second_at, number, live
 
 
 @triton.jit
@@ -98,6 +98,12 @@ def smaller(a, v):
     return tl.minimum(a, v, propagate_nan=tl.PropagateNan.ALL)
 
 
+@triton.constexpr_function
+def opposite(identity):
+    """The identity of maxima, of that of minima: -inf of inf, the least integer of the largest."""
+    return -identity if isinstance(identity, float) else ~identity
+
+
 @triton.jit
 def merged(a, b, v, w, live, KIND: tl.constexpr, IDENTITY: tl.constexpr):
     """The accumulators (a, b) merged with (v, w) where ``live`` (None: everywhere). Not of MOMENTS, which need counts.
@@ -110,6 +116,8 @@ def merged(a, b, v, w, live, KIND: tl.constexpr, IDENTITY: tl.constexpr):
             v = tl.where(live, v, 1)
         elif KIND == EXPONENTIALS:
             v, w = tl.where(live, v, float("-inf")), tl.where(live, w, 0.0)
+        elif KIND == ENDS:
+            v, w = tl.where(live, v, IDENTITY), tl.where(live, w, opposite(IDENTITY))
         elif KIND != ARGMAX and KIND != ARGMIN:
             v = tl.where(live, v, IDENTITY)
     if KIND == SUM:
@@ -120,6 +128,8 @@ def merged(a, b, v, w, live, KIND: tl.constexpr, IDENTITY: tl.constexpr):
         a = larger(a, v)
     elif KIND == MIN:
         a = smaller(a, v)
+    elif KIND == ENDS:
+        a, b = smaller(a, v), larger(b, w)
     elif KIND == ARGMAX or KIND == ARGMIN:
         if KIND == ARGMAX:
             better = v > a
@@ -176,6 +186,9 @@ def folded(a, b, count, n, KIND: tl.constexpr):
         b = a
     elif KIND == MAX or KIND == MIN:
         a, b = extremum_of(a, KIND == MAX)
+    elif KIND == ENDS:
+        a, _ = extremum_of(a, False)
+        b, _ = extremum_of(b, True)
     elif KIND == ARGMAX or KIND == ARGMIN:
         top, odd = extremum_of(a, KIND == ARGMAX)
         b = position_of(a, b, top, odd)
@@ -211,3 +224,9 @@ def finished(a, b, n, correction, order, FINISH: tl.constexpr):
     elif FINISH == POSITION:
         a = b
     return a
+
+
+@triton.jit
+def store_second(at, a, b, mask, KIND: tl.constexpr):
+    """Store the second result of the accumulators (a, b): the mean beside a variance, else b."""
+    tl.store(at, (a if KIND == MOMENTS else b).to(at.dtype.element_ty), mask=mask)

@@ -53,7 +53,7 @@ def split(desc: ReductionProblem, target: Target) -> list[Launch]:
         (split_kernels.merge_kernel, -(-found.lanes // merging.rows), merging),
     ):
         is_first = which is found.kernel
-        own = {**given, "out": None, "indices": None} if is_first else {**given, "kept": given["all_kept"]}
+        own = {**given, "out": None, "second": None} if is_first else {**given, "kept": given["all_kept"]}
         taken, constants = found.taken(which, own), found.taken(which, found.constants(tile))
         # Without a limit, ptxas spills registers when it merges variances, to raise occupancy.
         most = None if is_first else MERGING_REGISTERS

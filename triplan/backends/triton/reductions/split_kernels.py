@@ -10,11 +10,14 @@ from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.reductions.shared_kernels import (
     ARGMAX,
     ARGMIN,
+    ENDS,
     MOMENTS,
     finished,
     folded,
     lines_of,
     merged,
+    opposite,
+    store_second,
 )
 
 
@@ -23,7 +26,7 @@ def merge_kernel(
     firsts,
     seconds,
     out,
-    indices,
+    second,
     kept,
     lanes,
     n,
@@ -44,10 +47,10 @@ def merge_kernel(
     """out[r] = finish(merge over c of (firsts[r, c], seconds[r, c])), in the order of c.
 
     firsts, seconds: [lanes, chunks], accumulators of ``chunk`` elements each (the last may have fewer); out: [lanes] of
-    RESULT; indices: [lanes] of i64, or None.
+    RESULT; second: [lanes], or None: see ``store_second``.
     """
     begin(OVERLAPS)
-    _, out_at, index_at, number, inside = lines_of(tl.program_id(0), lanes, lanes, kept, None, False, ROWS, POINT_TYPE)
+    _, out_at, second_at, number, inside = lines_of(tl.program_id(0), lanes, lanes, kept, None, False, ROWS, POINT_TYPE)
     row = number.to(tl.int64)[:, None] * chunks
     col = tl.arange(0, BLOCK)
     a = tl.full((ROWS, BLOCK), IDENTITY, COMPUTE)
@@ -69,6 +72,8 @@ def merge_kernel(
     else:
         if KIND == ARGMAX or KIND == ARGMIN:
             b = tl.full((ROWS, BLOCK), 0x7FFFFFFFFFFFFFFF, tl.int64)
+        elif KIND == ENDS:
+            b = tl.full((ROWS, BLOCK), opposite(IDENTITY), COMPUTE)
         else:
             b = tl.zeros((ROWS, BLOCK), COMPUTE)
         for step in range(tl.cdiv(chunks, BLOCK)):
@@ -83,5 +88,5 @@ def merge_kernel(
             a, b = merged(a, b, v, w, live, KIND, IDENTITY)
         a, b = folded(a, b, b, n.to(COMPUTE), KIND)
     tl.store(out + out_at, finished(a, b, n.to(COMPUTE), correction, order, FINISH).to(RESULT), mask=inside)
-    if indices is not None:
-        tl.store(indices + index_at, b, mask=inside)
+    if second is not None:
+        store_second(second + second_at, a, b, inside, KIND)

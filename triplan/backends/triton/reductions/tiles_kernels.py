@@ -13,6 +13,7 @@ from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.reductions.shared_kernels import (
     ARGMAX,
     ARGMIN,
+    ENDS,
     EXPONENTIALS,
     MOMENTS,
     element_of,
@@ -21,6 +22,8 @@ from triplan.backends.triton.reductions.shared_kernels import (
     lines_of,
     merged,
     offset_of,
+    opposite,
+    store_second,
 )
 
 
@@ -102,7 +105,7 @@ def edge_of(
 def reduce_kernel(
     x,
     out,
-    indices,
+    second,
     firsts,
     seconds,
     kept,
@@ -132,9 +135,9 @@ def reduce_kernel(
 ):
     """out[r] = finish(accumulate over k of map(x[r, k])); if ``chunks`` > 1, the accumulators of each chunk instead.
 
-    x: any element, at offset kept[r] + reduced[k]; out: [lanes] of RESULT; indices: [lanes] of i64, or None; firsts,
-    seconds: [lanes, chunks] of accumulators, or None. A program reduces one chunk of ROWS lines with BLOCK accumulators
-    a line, each over every BLOCK-th element, which are merged at the end.
+    x: any element, at offset kept[r] + reduced[k]; out: [lanes] of RESULT; second: [lanes], or None, see
+    ``store_second``; firsts, seconds: [lanes, chunks] of accumulators, or None. A program reduces one chunk of ROWS
+    lines with BLOCK accumulators a line, each over every BLOCK-th element, which are merged at the end.
 
     SHIFT = 1: lines are read from their first element on. SHIFT > 1, with ROWS = 1: vectors of SHIFT elements are
     aligned, and a line may begin at any element of one. It is read from that vector on: element k of a line that begins
@@ -142,7 +145,7 @@ def reduce_kernel(
     ``skipped``, so that the bits of the result do not depend on where the line begins.
     """
     begin(OVERLAPS)
-    x_at, out_at, index_at, number, inside = lines_of(
+    x_at, out_at, second_at, number, inside = lines_of(
         tl.program_id(0) // chunks, lanes, outer, kept, along, ACROSS, ROWS, POINT_TYPE
     )
     part = tl.program_id(0) % chunks
@@ -152,6 +155,8 @@ def reduce_kernel(
     a = tl.full((ROWS, BLOCK), IDENTITY, COMPUTE)
     if KIND == ARGMAX or KIND == ARGMIN:
         b = tl.zeros((ROWS, BLOCK), tl.int64) + (first + col).to(tl.int64)[None, :]
+    elif KIND == ENDS:
+        b = tl.full((ROWS, BLOCK), opposite(IDENTITY), COMPUTE)
     else:
         b = tl.zeros((ROWS, BLOCK), COMPUTE)
     # Only the last block is masked: a mask whose length is not a multiple of 16 bytes narrows loads.
@@ -171,7 +176,7 @@ def reduce_kernel(
         # In one axis: a gather along the second of two spills thousands of bytes.
         turn = (tl.sum(skipped, 0).to(tl.int32) + col) % BLOCK
         a = tl.gather(tl.reshape(a, (BLOCK,)), turn, 0)[None, :]
-        if KIND == EXPONENTIALS:
+        if KIND == EXPONENTIALS or KIND == ENDS:
             b = tl.gather(tl.reshape(b, (BLOCK,)), turn, 0)[None, :]
     else:
         for step in range(whole):
@@ -187,8 +192,8 @@ def reduce_kernel(
     a, b = folded(a, b, count, length.to(COMPUTE), KIND)
     if firsts is None:
         tl.store(out + out_at, finished(a, b, n.to(COMPUTE), correction, order, FINISH).to(RESULT), mask=inside)
-        if indices is not None:
-            tl.store(indices + index_at, b, mask=inside)
+        if second is not None:
+            store_second(second + second_at, a, b, inside, KIND)
     else:
         at = number.to(tl.int64) * chunks + part
         tl.store(firsts + at, a, mask=inside)
