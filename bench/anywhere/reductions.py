@@ -53,8 +53,8 @@ def peers(desc: Any) -> dict[str, Peer]:
         "amin": lambda t: torch.amin(t["x"], axes),
         "max": both(torch.max),
         "min": both(torch.min),
-        "argmax": lambda t: torch.argmax(t["x"], single),
-        "argmin": lambda t: torch.argmin(t["x"], single),
+        "argmax": lambda t: torch.argmax(_ordered(t["x"]), single),
+        "argmin": lambda t: torch.argmin(_ordered(t["x"]), single),
         "any": lambda t: torch.any(t["x"], axes),
         "all": lambda t: torch.all(t["x"], axes),
         "count_nonzero": lambda t: torch.count_nonzero(t["x"], axes),
@@ -80,3 +80,8 @@ def peers(desc: Any) -> dict[str, Peer]:
         return found if isinstance(found, dict) else {"out": found}
 
     return {"torch": outputs}
+
+
+def _ordered(x: torch.Tensor) -> torch.Tensor:
+    """torch's argmax takes no bool."""
+    return x.view(torch.uint8) if x.dtype is torch.bool else x
