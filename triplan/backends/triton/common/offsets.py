@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import triton.language as tl
 
@@ -10,6 +11,7 @@ from triplan.backends.runtime.launch import Arg, Int, Ptr, Stride
 from triplan.descriptors import Descriptor, Operand, packed_strides
 from triplan.sku import ElementKind
 
+T = TypeVar("T")
 #: Triton's type of each element that kernels compute in.
 TL = {
     ElementKind.F32: tl.float32,
@@ -84,6 +86,13 @@ def strides(operand: Operand, axes: Sequence[int | None], wide_offsets: bool, it
         else:
             out.append(Stride(operand.name, axis, item))
     return out
+
+
+def ranked(dims: Sequence[T], blank: T) -> tuple[T, ...]:
+    """``dims`` (outermost first) innermost first, followed by ``blank`` up to a length of 1 or of RANKS."""
+    found = (*reversed(dims),)
+    width = next(r for r in (1, *RANKS) if r >= len(found))
+    return (*found, *(blank,) * (width - len(found)))
 
 
 def ceil_power(n: int) -> int:

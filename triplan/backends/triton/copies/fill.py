@@ -12,7 +12,7 @@ from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, Scalar, power
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
-from triplan.backends.triton.common.offsets import I32_LIMIT, extents, padded
+from triplan.backends.triton.common.offsets import I32_LIMIT, divisor, ranked
 from triplan.backends.triton.common.strides import Along, continues, known_strides, row_tile, stride_arg
 from triplan.backends.triton.copies import fill_kernels as kernels
 from triplan.backends.triton.copies.geometry import BOOL, ELEMENTS, F32, F64, I8, TYPES
@@ -74,8 +74,8 @@ def fill(desc: FillDescriptor | ArangeDescriptor, target: Target) -> list[Launch
         "start": Scalar(start.name, start.element, 0),
         "step": Scalar(step[0].name, step[0].element, 0) if step else None,
         "out": Ptr("out", I8 if out.element is BOOL else out.element, out.alignment),
-        "sizes": extents([n for n, _ in outer], wide),
-        "strides": padded([stride_arg(out, s) for _, s in outer], Int(0, True, 16)),
+        "sizes": ranked([divisor(n, wide) for n, _ in outer], divisor(1, wide)) if outer else None,
+        "strides": ranked([stride_arg(out, s) for _, s in outer], Int(0, True, 16)) if outer else None,
         "along": None if stride == 1 else stride_arg(out, stride),
         "rows": Int(rows, wide, power_of_two_in(rows)) if rows > 1 else None,
         "columns": Int(columns, wide, power_of_two_in(columns)),

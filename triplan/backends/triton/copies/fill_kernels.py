@@ -23,6 +23,12 @@ def _numbers(start, step, at, NUMBER_TYPE, CAST, OUT):
 
 
 @triton.jit
+def _row_offset(row, sizes, strides):
+    """See ``unravel``; 0 where there is one row."""
+    return (row * 0).to(tl.int64) if sizes is None else unravel(row, sizes, strides)
+
+
+@triton.jit
 def numbers_kernel(
     start,
     step,
@@ -42,7 +48,7 @@ def numbers_kernel(
     """out[r, c] = start + c * step for r over the points of ``sizes``; out[r, c] = start if ``step`` is None.
 
     start, step: scalars of NUMBER_TYPE; out: any type (bool as i8), of ``strides`` along ``sizes``, innermost dimension
-    first, and ``along`` (None: 1) along the columns. rows: None where there is one row.
+    first, and ``along`` (None: 1) along the columns. rows, sizes, strides: None where there is one row.
 
     Only the last tiles are masked: a mask whose length is not a multiple of 16 bytes would narrow all stores. With
     SHIFTS, which is for contiguous rows, one a tile, that begin anywhere, the vectors within a row are stored as such,
@@ -54,7 +60,7 @@ def numbers_kernel(
     first_row, first = tile_start(rows, last, POINT_TYPE, BLOCK_ROWS, BLOCK_COLUMNS)
     count = 1 if rows is None else rows
     if SHIFTS:
-        row_at = out + unravel(tl.full((), first_row, POINT_TYPE), sizes, strides)
+        row_at = out + _row_offset(tl.full((), first_row, POINT_TYPE), sizes, strides)
         before = ((row_at.to(tl.int64) & 15) // (16 // VECTOR)).to(POINT_TYPE)  # elements since a multiple of 16 bytes
         aligned = tl.multiple_of(row_at - before, 16)
         vector, lane = tl.arange(0, BLOCK_COLUMNS // VECTOR)[:, None] * VECTOR, tl.arange(0, VECTOR)
@@ -76,7 +82,7 @@ def numbers_kernel(
         value = _numbers(start, step, column, NUMBER_TYPE, CAST, OUT)
         value = tl.broadcast_to(value[None, :], (BLOCK_ROWS, BLOCK_COLUMNS))
         step_at = column if along is None else column * along
-        to = out + (unravel(row, sizes, strides)[:, None] + step_at[None, :])
+        to = out + (_row_offset(row, sizes, strides)[:, None] + step_at[None, :])
         if (first_row + BLOCK_ROWS <= count) & (first + BLOCK_COLUMNS <= columns):
             store_tile(to, value, None, along is None)
         else:

@@ -11,7 +11,7 @@ from triplan.backends.runtime.launch import Arg, Int, Ptr, Scalar, power_of_two_
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
-from triplan.backends.triton.common.offsets import I32_LIMIT, RANKS, TL, divisor
+from triplan.backends.triton.common.offsets import I32_LIMIT, TL, divisor, ranked
 from triplan.backends.triton.common.strides import Along, continues, known_strides, stride_arg
 from triplan.backends.triton.copies.moves_kernels import FLIP, PAD, ROLL
 from triplan.descriptors import CopyDescriptor, PadDescriptor
@@ -116,12 +116,12 @@ def dim_arg(desc: MoveDescriptor, d: Dim, size: Arg | None = None) -> tuple[Arg,
     )
 
 
-def outer_args(desc: MoveDescriptor, outer: Sequence[Dim]) -> tuple[tuple[Arg, ...], tuple[int, ...]]:
-    """The kernels' arguments (``dims``, ``MAPS``): innermost first, padded to one of the lengths RANKS."""
-    found = [*reversed(outer)] or [BLANK]
-    width = next(r for r in RANKS if r >= len(found))
-    found += [BLANK] * (width - len(found))
-    return tuple(dim_arg(desc, d, divisor(d.size, is_wide(desc))) for d in found), tuple(d.map for d in found)
+def outer_args(desc: MoveDescriptor, outer: Sequence[Dim]) -> tuple[Arg, tuple[int, ...]]:
+    """The kernels' arguments (``dims``, ``MAPS``), innermost first; None without dimensions: each argument that a
+    launch passes takes the host time."""
+    found = ranked(outer, BLANK)
+    dims = tuple(dim_arg(desc, d, divisor(d.size, is_wide(desc))) for d in found)
+    return dims if outer else None, tuple(d.map for d in found)
 
 
 def converts(desc: MoveDescriptor) -> str:

@@ -40,20 +40,21 @@ def place(point, dims, MAPS: tl.constexpr):
     """(offset in x, offset in out, whether the position lies within x) of ``point``, numbered row-major over ``dims``.
 
     ``dims``: (size, amount, extent of x, stride of x, stride of out) of each dimension, innermost first; for sizes see
-    ``quotient``. Offsets have the type of the strides, i64.
+    ``quotient``. None: there is one point. Offsets have the type of the strides, i64.
     """
-    x_at = (point * 0).to(dims[0][3].dtype)
+    x_at = (point * 0).to(tl.int64)
     out_at = x_at
     inside = point == point
-    for d in tl.static_range(len(dims)):
-        i = point
-        if d < len(dims) - 1:
-            point = quotient(i, dims[d][0])
-            i = i - point * dims[d][0][0]
-        at = source(i, dims[d], MAPS[d])
-        inside = inside & is_inside(at, dims[d], MAPS[d])
-        x_at += at * dims[d][3]
-        out_at += i * dims[d][4]
+    if dims is not None:
+        for d in tl.static_range(len(dims)):
+            i = point
+            if d < len(dims) - 1:
+                point = quotient(i, dims[d][0])
+                i = i - point * dims[d][0][0]
+            at = source(i, dims[d], MAPS[d])
+            inside = inside & is_inside(at, dims[d], MAPS[d])
+            x_at += at * dims[d][3]
+            out_at += i * dims[d][4]
     return x_at, out_at, inside
 
 

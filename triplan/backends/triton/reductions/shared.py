@@ -13,7 +13,7 @@ from triplan.backends.runtime.launch import Arg, Float, Int, Ptr, Scalar, power_
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import accuracy, bounds, expressions
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
-from triplan.backends.triton.common.offsets import I32_LIMIT, RANKS, TL, ceil_power, divisor, layout
+from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, divisor, layout, ranked
 from triplan.backends.triton.common.strides import Along, known_strides, row_tile, stride_arg
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.reductions import shared_kernels as do
@@ -225,10 +225,8 @@ class Plan:
         return max(self.lanes, self.n) >= I32_LIMIT
 
     def _dims(self, dims: list[Dim], reads: int | None = None) -> tuple[Arg, ...]:
-        """Kernel arguments of dimensions: innermost first, padded to one of the lengths RANKS."""
-        found = [*reversed(dims)]
-        width = next(r for r in RANKS if r >= len(found))
-        found += [Dim(1, (0,) * len(self.reads))] * (width - len(found))
+        """Kernel arguments of dimensions: innermost first, see ``ranked``."""
+        found = ranked(dims, Dim(1, (0,) * len(self.reads)))
         return tuple((divisor(d.size, self.wide), *self._strides(d, reads)) for d in found)
 
     def _strides(self, d: Dim, reads: int | None = None) -> tuple[Arg, ...]:
@@ -254,7 +252,8 @@ class Plan:
         return tuple(Scalar(i.name, i.element, 0) for i in inputs if i.shape is None)
 
     def arguments(self) -> dict[str, Arg]:
-        """Arguments of both kernels; for the second, ``kept`` has all kept dimensions."""
+        """Arguments of both kernels; for the second, ``kept`` has all kept dimensions. What a kernel does not use is
+        None: each argument that a launch passes takes the host time."""
         across = [] if self.across is None else [self.across]
         along = None
         if self.across is not None:
@@ -271,14 +270,14 @@ class Plan:
             "kept": self._dims(self.kept),
             "all_kept": self._dims([*self.kept, *across], 1),
             "along": along,
-            "reduced": self._dims(self.reduced),
+            "reduced": None if self.unit and self.tree is None else self._dims(self.reduced),
             "lanes": Int(self.lanes, self.wide),
             "outer": Int(self.lanes // max(self.across.size, 1) if self.across else self.lanes, self.wide),
             "n": Int(self.n, self.wide, divisible),
             "chunk": Int(self.chunk, self.wide, power_of_two_in(self.chunk)),
             "chunks": Int(self.chunks),
-            "correction": Float(self.desc.correction, number),
-            "order": Float(self.desc.order, number),
+            "correction": Float(self.desc.correction, number) if self.desc.op in DEVIATIONS else None,
+            "order": Float(self.desc.order, number) if self.kind is OTHER_NORM else None,
         }
 
     def constants(self, tile: Tile) -> dict[str, Any]:
