@@ -15,8 +15,10 @@ from torch import Tensor
 from triplan.facade import ArgsortPlan, KthValuePlan, SearchSortedPlan, SortPlan, TopKPlan
 from triplan.functional._ops import RECORDED, Recorded, check_out
 from triplan.functional._plans import run
+from triplan.functional._replay.recording import recording
 from triplan.functional._replay.replay import repeats, replayed
 from triplan.functional._shapes import axis
+from triplan.functional._watching import nothing_watches, transformed
 
 __all__ = ["argsort", "kthvalue", "searchsorted", "sort", "topk"]
 
@@ -68,8 +70,12 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
     (indices,) = ctx.saved_tensors
     for a in ctx.gone:
         grad, indices = grad.unsqueeze(a), indices.unsqueeze(a)
-    found = RECORDED["scatter"](grad.new_zeros(ctx.shape), ctx.dim, indices, grad, False, False)
-    return (found, *ctx.nothing)
+    scatter: Any = RECORDED["scatter"]
+    # In place, where that can be done: the op itself copies the zeros.
+    plain = not (torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed())
+    plain = plain and nothing_watches([grad], modes=recording() is not None)
+    put = scatter.in_place if plain else scatter
+    return (put(grad.new_zeros(ctx.shape), ctx.dim, indices, grad, False, False), *ctx.nothing)
 
 
 # --- topk ---
