@@ -25,7 +25,7 @@ from triplan.functional.elementwise.maths import ne, sub
 from triplan.functional.indexing import gather, index_select
 from triplan.functional.losses.shared import legacy
 from triplan.functional.reduced_expressions import reduce_expression
-from triplan.functional.reductions import any, logsumexp, sum
+from triplan.functional.reductions import any, sum
 from triplan.functional.sampling import sample
 from triplan.functional.scans import cumprod, cumsum
 from triplan.functional.sorting import searchsorted
@@ -37,7 +37,6 @@ __all__ = [
     "mse_loss",
     "smooth_l1_loss",
     "speculative_sample",
-    "token_log_probs",
     "unique_consecutive",
 ]
 
@@ -284,33 +283,6 @@ def adjust_logits(
         return _columns(given, 0, n, words)
     whole = n // _WORD * _WORD
     return cat([_columns(given, 0, whole, words), _columns(given, whole, n, words)], 1)
-
-
-def _difference(x: Any, y: Any) -> Any:
-    return x - y
-
-
-@replayed
-def token_log_probs(logits: Tensor, tokens: Tensor) -> Tensor:
-    """``log_softmax(logits)[r, tokens[r]]`` of each row r, without the log-probabilities of all tokens.
-
-    Differentiable by ``logits``.
-
-    Args:
-        logits: [rows, vocabulary], floats.
-        tokens: [rows], i64, as ``sample`` returns them.
-
-    Returns:
-        [rows], of the logits' dtype.
-    """
-    if logits.dim() != 2 or tokens.shape != logits.shape[:1]:
-        raise RuntimeError(
-            f"token_log_probs(): logits {tuple(logits.shape)}, tokens {tuple(tokens.shape)}; expected (rows, "
-            "vocabulary) and (rows,)"
-        )
-    chosen = gather(logits, 1, tokens[:, None])
-    found: Tensor = expression(_difference, chosen[:, 0], logsumexp(logits, 1))
-    return found
 
 
 #: Added to the positions at which acceptance draws: tokens of a request are drawn at smaller ones.

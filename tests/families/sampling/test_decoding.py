@@ -106,6 +106,18 @@ def test_log_probabilities_of_tokens(device: str) -> None:
     dout = torch.randn(5, device=device)
     ours, theirs = torch.autograd.grad(found, x, dout), torch.autograd.grad(wanted, x, dout.double())
     torch.testing.assert_close(ours, theirs)
+    tokens[2] = -1  # none could be drawn
+    assert F.token_log_probs(x, tokens)[2] == 0
+    narrow = x.detach().bfloat16()
+    wanted = narrow.double().log_softmax(1).gather(1, tokens.clamp(0)[:, None])[:, 0].where(tokens >= 0, 0)
+    torch.testing.assert_close(F.token_log_probs(narrow, tokens), wanted.bfloat16(), rtol=2**-8, atol=0)
+
+
+def test_log_probabilities_are_an_op_of_torchs() -> None:
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    tokens = torch.tensor([0, 3, 1])
+    torch.library.opcheck(torch.ops.triplan.token_log_probs.default, (x, tokens))
+    torch.autograd.gradgradcheck(lambda t: F.token_log_probs(t, tokens), x)
 
 
 def chance_of(tokens: Tensor, p: Tensor) -> float:
