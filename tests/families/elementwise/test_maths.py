@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import H200, compiles, required
+from cases import H200, WHERE, compiles, required
 from cases.elementwise import ELEMENTS, SPECIAL, TAME, expression, problem, torchs
 from proofs import target
 
@@ -121,6 +121,29 @@ def test_every_exponent_of_u8() -> None:
     plan = tp.plan(desc, target=target("interpret"))
     plan.run(plan.args_type(x=base, y=torch.arange(256, dtype=torch.uint8), out=out))
     assert out.tolist() == [pow(2, n, 256) for n in range(256)]
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_fmod_is_exact_for_every_quotient(where: str) -> None:
+    """Of f32: quotients near integers and near 2**20, from where on another way is taken; divisors of any exponent."""
+    g = torch.Generator().manual_seed(0)
+    device = target(where).device_type
+
+    def drawn(low: int, high: int) -> Tensor:
+        mantissa = 1 + torch.rand(1 << 14, generator=g, dtype=torch.float64)
+        return mantissa * 2.0 ** torch.randint(low, high, mantissa.shape, generator=g)
+
+    y = torch.cat([drawn(-10, 10), drawn(-149, 128), drawn(-104, -96), drawn(96, 104)]).float()
+    times = torch.cat([drawn(0, 8), drawn(16, 24), drawn(-30, 40), drawn(0, 20)]).float()
+    x = torch.where(torch.rand(y.shape, generator=g) < 0.5, times.round(), times) * y
+    x = torch.cat([x.nextafter(torch.tensor(torch.inf)), x, x.nextafter(torch.tensor(0.0))])
+    y = torch.cat([y, -y, y])
+    desc = problem("fmod", "f32", x.shape)
+    plan, out = tp.plan(desc, target=target(where)), torch.empty_like(x, device=device)
+    plan.run(plan.args_type(x=x.to(device), y=y.to(device), out=out))
+    wanted = torch.fmod(x.double(), y.double()).float()
+    assert torch.equal(out.cpu().nan_to_num(7.0), wanted.nan_to_num(7.0))
+    assert torch.equal(out.cpu().signbit()[~wanted.isnan()], wanted.signbit()[~wanted.isnan()])
 
 
 def _checked(op: str, elements: tuple[str, ...], where: str) -> int:

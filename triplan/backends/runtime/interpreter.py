@@ -10,6 +10,7 @@ time:
   infinities, and converts subnormal numbers of bf16 to wrong ones of f32.
 - ``InterpreterBuilder.create_dot`` reads the bits of bf16 as integers. It lets BLAS multiply, whose sums depend on the
   number of threads and on the row's position in the product.
+- ``InterpreterBuilder.create_fma`` rounds the product of f32.
 - ``_patch_lang`` patches all of ``triton.language`` for each function that a kernel calls, and restores it afterwards.
   That takes more than half of the interpreter's time. ``_hasten`` halves the rest.
 """
@@ -132,6 +133,12 @@ def _repair() -> None:
         return interpreter.TensorHandle(np.einsum("...ik,...kj->...ij", *factors) + d.data, d.dtype.scalar)
 
     interpreter.InterpreterBuilder.create_dot = create_dot
+
+    def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        found = x.data.astype(np.float64) * y.data + z.data  # numpy would round the product to f32
+        return interpreter.TensorHandle(found.astype(z.data.dtype), z.dtype.scalar)
+
+    interpreter.InterpreterBuilder.create_fma = create_fma
     patch = interpreter._patch_lang
     #: What has been patched, by the modules of the language that a function refers to.
     patched: set[frozenset[int]] = set()

@@ -83,18 +83,39 @@ def floor_divide(x, y):
         quotient = tl.where((rest != 0) & ((y < 0) != (rest < 0)), quotient - 1, quotient)
         down = tl.floor(quotient)
         down = tl.where(quotient - down > 0.5, down + 1, down)
-        found = tl.where(quotient != 0, down, libdevice.copysign(quotient * 0, div(x, y)))
-        found = tl.where(y == 0, div(x, y), found)
+        # Zeros and infinities have the sign of x / y, without a second division.
+        found = tl.where(quotient != 0, down, libdevice.copysign(quotient * 0, x) * tl.where(y < 0, -1.0, 1.0))
+        found = tl.where(y == 0, x * libdevice.copysign(y + float("inf"), y), found)
     return found
 
 
 @triton.jit
+def _some(found):
+    """Whether any of ``found`` is true: in the whole program, so that it may branch."""
+    return tl.max(found.to(tl.int32)) > 0 if found.type.is_block() else found
+
+
+@triton.jit
 def fmod(x, y):
-    """x - y * trunc(x / y). f32 is computed in f64, where subnormal f32 are normal; the result is exact."""
+    """x - y * trunc(x / y), exactly.
+
+    f32: ``times`` is within 3/4 of abs(x / y), which is below 2**20. So abs(x) - times * abs(y) is smaller than abs(y)
+    and a multiple of the last bits of x or y: it is exact, and so is the sum with abs(y) where it is negative. A
+    program with larger quotients, or divisors near the ends of the range, computes in f64, where subnormal f32 are
+    normal, and where libdevice subtracts bit by bit.
+    """
     if x.dtype.is_int():
         found = x - truncate_divide(x, y) * y
+    elif x.dtype == tl.float64:
+        found = libdevice.fmod(x, y)
     else:
-        found = libdevice.fmod(x.to(tl.float64), y.to(tl.float64)).to(x.dtype)
+        a, b = tl.abs(x), tl.abs(y)
+        times = libdevice.rint(libdevice.fast_dividef(a, b))
+        rest = tl.fma(-times, b, a)
+        found = libdevice.copysign(tl.where(rest < 0, rest + b, rest), x)
+        usual = (b >= 7.888609052210118e-31) & (b <= 1.2676506002282294e30) & (a <= b * 1048576.0)  # 2**-100, 2**100
+        if _some(~usual):
+            found = tl.where(usual, found, libdevice.fmod(x.to(tl.float64), y.to(tl.float64)).to(tl.float32))
     return found
 
 

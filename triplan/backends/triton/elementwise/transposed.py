@@ -24,7 +24,8 @@ IDLE = 0.3
 
 
 def _tile(desc: ElementwiseDescriptor, turned: int | None) -> tuple[int, int, int]:
-    """(rows, columns, threads) of a program's tile. Where one side is short, the other one is longer."""
+    """(rows, columns, threads) of a program's tile. Where one side is short, the other one is longer, but not as much
+    as to need all threads: each has as many elements as in a square tile."""
     found, numel = geometry.dims(desc), desc.operands()[-1].numel
     side, threads = next((tile for most, *tile in TILES if numel <= most), LARGE_TILE)
     most = [1 if at is None else ceil_power(found[at].size) for at in (turned, len(found) - 1 if found else None)]
@@ -33,7 +34,7 @@ def _tile(desc: ElementwiseDescriptor, turned: int | None) -> tuple[int, int, in
         columns = min(side * side // rows, most[1], LONGEST)
     elif columns < side:
         rows = min(side * side // columns, most[0], LONGEST)
-    return rows, columns, threads
+    return rows, columns, max(threads * rows * columns // (side * side), 32)
 
 
 def _are_turned(desc: ElementwiseDescriptor, at: int) -> tuple[bool, ...]:
