@@ -67,7 +67,7 @@ def test_boxes_of_one_tensor_overlap_where_they_share_bytes(shape: tuple[int, ..
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_layout_promises_what_is_there(seed: int) -> None:
-    rng, kinds = random.Random(seed), set()
+    rng, kinds, ordered = random.Random(seed), set(), set()
     for _ in range(1500):
         t = any_view(rng)
         if not t.numel():
@@ -82,4 +82,9 @@ def test_a_layout_promises_what_is_there(seed: int) -> None:
             assert steps.pop(found.unit_axis, 1) == 1
             assert [steps.pop(axis) for axis in found.zero_axes] == [0] * len(found.zero_axes)
             assert all(step % found.stride_multiple == 0 for step in steps.values())
+            reached = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+            dense = len(set(addresses(t))) == t.numel() == reached
+            assert bool(found.order) == dense
+            ordered.add(dense)
     assert len(kinds) > 5
+    assert ordered == {False, True}

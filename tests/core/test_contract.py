@@ -144,6 +144,8 @@ def test_frozen() -> None:
         {"alignment": 3},
         {"kind": "packed", "unit_axis": 0},
         {"kind": "strided", "zero_axes": [1, 0]},
+        {"kind": "strided", "order": [1, 0]},
+        {"kind": "strided", "unit_axis": 0, "order": [0, 0]},
     ],
 )
 def test_nested_layout_errors_are_invalid_problem(bad: dict[str, Any]) -> None:
@@ -151,6 +153,12 @@ def test_nested_layout_errors_are_invalid_problem(bad: dict[str, Any]) -> None:
         tp.Layout.model_validate_json(json.dumps(bad))
     with pytest.raises(tp.InvalidProblem):
         SAMPLES["gather"].replace(layouts={"src": bad})
+
+
+@pytest.mark.parametrize("order", [(0,), (2, 1, 0)])
+def test_an_order_names_every_axis_of_more_than_one_element(order: tuple[int, ...]) -> None:
+    with pytest.raises(tp.InvalidProblem, match="layouts"):
+        SAMPLES["gather"].replace(layouts={"src": tp.Layout.strided(order=order)})
 
 
 # --- keys ---
@@ -250,6 +258,7 @@ def test_every_promise_preference_target_and_tuning_fact_is_in_the_key() -> None
         *({"unit_axis": axis} for axis in (0, 1)),
         *({"stride_multiple": n} for n in (2, 4)),
         *({"zero_axes": axes} for axes in ([0], [0, 1])),
+        {"order": [1, 0]},
     ]
     layouts = [*(tp.Layout(alignment=n) for n in (8, None)), *(tp.Layout.strided(**promise) for promise in strided)]
     preferences: list[dict[str, Any]] = [
@@ -298,7 +307,7 @@ def test_from_args_derives_shapes_elements_and_promises() -> None:
     assert desc.out_shape == (3, 5)
     assert desc.src_dim_size == 4
     assert str(desc.index_element) == "i32"
-    assert desc.operand("src").layout == tp.Layout.strided(alignment=16, unit_axis=0, stride_multiple=4)
+    assert desc.operand("src").layout == tp.Layout.strided(alignment=16, stride_multiple=4, order=(1, 0))
     assert desc.operand("index").layout == tp.Layout(alignment=4)
     assert desc.operand("out").layout.packed
     assert tp.plan(desc, target=tp.Target.cpu()).can_implement(args)

@@ -119,10 +119,15 @@ class Descriptor(FrozenModel):
             if operand is None or operand.kind not in (OperandKind.TENSOR, OperandKind.TENSOR_LIST):
                 tensors = ", ".join(o.name for o in operands.values() if o.is_tensor)
                 raise ValueError(f"layouts names {shown(name)}; the tensors of {self.op} are {tensors}")
-            axes = (*layout.zero_axes, *(() if layout.unit_axis is None else (layout.unit_axis,)))
+            axes = (*layout.zero_axes, *layout.order, *(() if layout.unit_axis is None else (layout.unit_axis,)))
             if any(a >= len(operand.shape) for a in axes):
                 raise ValueError(
                     f"layouts[{name!r}] names axis {shown(max(axes))}; {name} has rank {len(operand.shape)}"
+                )
+            if layout.order and any(n > 1 and a not in layout.order for a, n in enumerate(operand.shape)):
+                raise ValueError(
+                    f"layouts[{name!r}].order = {shown(layout.order)}: leaves out an axis of more than one element of "
+                    f"{name}, of shape {operand.shape}"
                 )
             if operand.is_written and any(operand.shape[a] > 1 for a in layout.zero_axes):
                 raise ValueError(
@@ -176,6 +181,8 @@ class Descriptor(FrozenModel):
             if isinstance(tensors[0], (list, tuple)):
                 continue  # pieces of a vector lie anywhere: nothing is promised of it
             found = [Layout.of(t.shape, t.stride(), t.data_ptr(), t.element_size()) for t in tensors]
+            if o.kind is OperandKind.TENSOR_LIST:  # whose shapes differ
+                found = [layout.model_copy(update={"order": ()}) for layout in found]
             layouts[o.name] = found[0] if len(set(found)) == 1 else Layout.strided()
         return bare.replace(layouts=layouts)
 

@@ -32,6 +32,8 @@ class Layout(FrozenModel):
         zero_axes: axes whose stride is 0, as ``expand`` makes them (strided only).
         stride_multiple: every stride, except those of ``unit_axis`` and ``zero_axes``, is a positive multiple of this
             many elements. Vector loads and TMA need it of a matrix's leading dimension (strided only).
+        order: the axes, outermost first, of an operand without gaps, such as a transposed or channels-last tensor: all
+            strides then follow from its shape. Axes of one element may be left out (strided only).
     """
 
     kind: Literal["packed", "strided"] = "packed"
@@ -39,6 +41,7 @@ class Layout(FrozenModel):
     unit_axis: Annotated[int, Field(ge=0)] | None = None
     zero_axes: Extents = field(default=())
     stride_multiple: Annotated[int, Field(ge=1, le=16)] = 1
+    order: Extents = field(default=())
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -46,12 +49,17 @@ class Layout(FrozenModel):
             raise ValueError(f"alignment = {shown(self.alignment)}: must be a power of two")
         if self.stride_multiple & (self.stride_multiple - 1):
             raise ValueError(f"stride_multiple = {self.stride_multiple}: must be a power of two")
-        if self.kind == "packed" and (self.unit_axis is not None or self.zero_axes or self.stride_multiple > 1):
-            raise ValueError("unit_axis, zero_axes and stride_multiple are facts of strided layouts")
+        facts = self.unit_axis is not None or self.zero_axes or self.stride_multiple > 1 or self.order
+        if self.kind == "packed" and facts:
+            raise ValueError("unit_axis, zero_axes, stride_multiple and order are facts of strided layouts")
         if self.unit_axis is not None and self.unit_axis in self.zero_axes:
             raise ValueError(f"axis {shown(self.unit_axis)} cannot have stride 1 and 0")
         if tuple(sorted(set(self.zero_axes))) != self.zero_axes:
             raise ValueError(f"zero_axes = {shown(self.zero_axes)}: must ascend without repeats")
+        if self.order and (len({*self.order}) < len(self.order) or self.zero_axes or self.unit_axis != self.order[-1]):
+            raise ValueError(
+                f"order = {shown(self.order)}: must name axes once, the last of them unit_axis, and none has stride 0"
+            )
         return self
 
     @property
@@ -66,14 +74,17 @@ class Layout(FrozenModel):
         unit_axis: int | None = None,
         zero_axes: Sequence[int] = (),
         stride_multiple: int = 1,
+        order: Sequence[int] = (),
     ) -> Layout:
-        """Any strides; the facts that the caller promises allow faster kernels."""
+        """Any strides; the facts that the caller promises allow faster kernels. The last axis of ``order`` is the unit
+        axis."""
         return cls(
             kind="strided",
             alignment=alignment,
-            unit_axis=unit_axis,
+            unit_axis=order[-1] if order and unit_axis is None else unit_axis,
             zero_axes=tuple(zero_axes),
             stride_multiple=stride_multiple,
+            order=tuple(order),
         )
 
     @classmethod
@@ -98,6 +109,7 @@ class Layout(FrozenModel):
             unit_axis=unit,
             zero_axes=zero,
             stride_multiple=multiple,
+            order=_order(shape, strides),
         )
 
     def broken_by(self, shape: Sequence[int], strides: Sequence[int]) -> str | None:
@@ -119,7 +131,26 @@ class Layout(FrozenModel):
                 known = axis == self.unit_axis or axis in self.zero_axes
                 if n > 1 and not known and (s <= 0 or s % self.stride_multiple):
                     return f"stride {s} on axis {axis}, but positive multiples of {self.stride_multiple} were promised"
+        if self.order:
+            expected = ordered_strides(shape, self.order)
+            if any(n > 1 and s != t for n, s, t in zip(shape, strides, expected, strict=True)):
+                return f"strides {tuple(strides)}, but {expected}, by the order {self.order}, were promised"
         return None
+
+
+def ordered_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Strides of ``shape`` with its axes in memory in ``order``, outermost first; 0 of axes that it leaves out."""
+    found, step = [0] * len(shape), 1
+    for axis in reversed(order):
+        found[axis], step = step, step * max(shape[axis], 1)
+    return tuple(found)
+
+
+def _order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """The axes of more than one element, outermost first, if there are no gaps between elements; else none."""
+    order = sorted((a for a, n in enumerate(shape) if n > 1), key=lambda a: -strides[a])
+    expected = ordered_strides(shape, order)
+    return tuple(order) if all(strides[a] == expected[a] for a in order) else ()
 
 
 def packed_strides(shape: Sequence[int]) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from triplan.backends.storing import software
 from triplan.backends.table import TABLE
 from triplan.backends.tuning import TuningTable
 from triplan.descriptors import Descriptor, Operand, OperandKind, packed_strides
+from triplan.descriptors.layout import ordered_strides
 from triplan.errors import Unsupported
 from triplan.facade.plan import Plan, plan_type
 from triplan.facade.workspace import Workspace
@@ -151,6 +152,8 @@ def _strides(o: Operand) -> tuple[int, ...]:
     layout = o.layout
     if layout.packed:
         return packed_strides(o.shape)
+    if layout.order:
+        return ordered_strides(o.shape, layout.order)
     found, step = [0] * len(o.shape), 1
     unit = layout.unit_axis
     order = [axis for axis in reversed(range(len(o.shape))) if axis != unit and axis not in layout.zero_axes]

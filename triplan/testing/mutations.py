@@ -196,6 +196,11 @@ def _broken_strides(o: Operand) -> Iterator[tuple[int, ...]]:
             if o.shape[-1] > 1:
                 yield (*(s + s // inner if s > 1 else s for s in rest[::-1]), inner)  # padded rows
         return
+    if layout.order and wide:
+        yield walk(list(layout.order[::-1]), 2)  # a gap between elements
+        if len(wide) > 1:
+            yield walk(list(layout.order), 1)
+        return
     if layout.unit_axis in wide:
         yield walk(outwards, 2, layout.zero_axes)
     for axis in layout.zero_axes:

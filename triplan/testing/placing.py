@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from triplan.descriptors import Layout, packed_strides
+from triplan.descriptors.layout import ordered_strides
 from triplan.sku import ElementKind
 
 #: Canary bytes on each side of a tensor: more than a vector load or a cache line covers.
@@ -87,6 +88,8 @@ def draw_strides(
     """
     if layout.packed:
         found = list(packed_strides(shape))
+    elif layout.order:
+        found = list(ordered_strides(shape, layout.order))
     else:
         order = list(reversed(range(len(shape))))
         if chance(0.6, g):

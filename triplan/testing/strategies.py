@@ -63,6 +63,8 @@ def layouts(operand: Operand) -> st.SearchStrategy[Layout]:
         if not operand.is_written and draw(st.booleans()):
             zero = [a for a in axes if a != unit and draw(st.booleans())]
         multiple = draw(st.sampled_from((1, 1, 8)))
+        if axes and draw(st.booleans()):
+            return Layout.strided(alignment=draw(alignments), order=draw(st.permutations(axes)))
         return Layout.strided(
             alignment=draw(alignments), unit_axis=unit, zero_axes=sorted(zero), stride_multiple=multiple
         )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from triplan.backends.runtime.launch import Arg, Int, Stride, power_of_two_in
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.descriptors import Operand, packed_strides
+from triplan.descriptors.layout import ordered_strides
 
 
 class Along(NamedTuple):
@@ -18,16 +19,23 @@ class Along(NamedTuple):
 
 def known_strides(o: Operand, rank: int) -> list[int | Along]:
     """The stride of ``o`` along each axis of a result of ``rank`` axes; 0 where it is broadcast."""
-    known = packed_strides(o.shape)
+    order = o.layout.order
+    known = ordered_strides(o.shape, order) if order else packed_strides(o.shape)
     found: list[int | Along] = [0] * (rank - len(o.shape))
     for axis, n in enumerate(o.shape):
         if n == 1 or axis in o.layout.zero_axes:
             found.append(0)
-        elif o.layout.packed:
+        elif o.layout.packed or order:
             found.append(known[axis])
         else:
             found.append(1 if axis == o.layout.unit_axis else Along(axis))
     return found
+
+
+def in_memory(stride: int | Along) -> int:
+    """Sorts dimensions by a tensor's stride: the known ones last, by decreasing strides. (A tensor knows all or, but
+    for a 1, none.)"""
+    return -(1 << 62) if isinstance(stride, Along) else -stride
 
 
 def continues(outer: Sequence[int | Along], inner: Sequence[int | Along], size: int) -> bool:

@@ -13,7 +13,7 @@ from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.offsets import I32_LIMIT, divisor, ranked
-from triplan.backends.triton.common.strides import Along, continues, known_strides, row_tile, stride_arg
+from triplan.backends.triton.common.strides import Along, continues, in_memory, known_strides, row_tile, stride_arg
 from triplan.backends.triton.copies import fill_kernels as kernels
 from triplan.backends.triton.copies.geometry import BOOL, ELEMENTS, F32, F64, I8, TYPES
 from triplan.descriptors import ArangeDescriptor, FillDescriptor, Operand
@@ -45,10 +45,10 @@ def rank(desc: FillDescriptor | ArangeDescriptor, target: Target) -> float:
 
 
 def dims(o: Operand) -> list[tuple[int, int | Along]]:
-    """(extent, stride) of the dimensions of ``o``; the one of unit stride is last. Adjacent ones are merged."""
+    """(extent, stride) of the dimensions of ``o``, in the order of its memory. Adjacent ones are merged."""
     merged: list[tuple[int, int | Along]] = []
     known = [(n, s) for n, s in zip(o.shape, known_strides(o, len(o.shape)), strict=True) if n != 1]
-    for n, s in sorted(known, key=lambda d: d[1] == 1):
+    for n, s in sorted(known, key=lambda d: in_memory(d[1])):
         if merged and continues([merged[-1][1]], [s], n):
             merged[-1] = (merged[-1][0] * n, s)
         else:

@@ -12,7 +12,7 @@ from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.offsets import I32_LIMIT, TL, divisor, ranked
-from triplan.backends.triton.common.strides import Along, continues, known_strides, stride_arg
+from triplan.backends.triton.common.strides import Along, continues, in_memory, known_strides, stride_arg
 from triplan.backends.triton.copies.moves_kernels import FLIP, PAD, ROLL
 from triplan.descriptors import CopyDescriptor, PadDescriptor
 from triplan.descriptors.copies import MoveDescriptor
@@ -51,8 +51,9 @@ class Dim(NamedTuple):
 def dims(desc: MoveDescriptor) -> tuple[Dim, ...]:
     """The dimensions, innermost last. Adjacent ones without a map are merged where both tensors' strides allow it.
 
-    The axis along which out has unit stride is innermost. tril and triu keep rows and columns separate; where out is
-    contiguous along its rows' numbers, the two exchange their roles (see ``is_exchanged``).
+    They are in the order of out's memory, as far as it is known: where it has unit stride is innermost. tril and triu
+    keep rows and columns separate; where out is contiguous along its rows' numbers, the two exchange their roles (see
+    ``is_exchanged``).
     """
     x, out = desc.operand("x"), desc.operand("out")
     rank, triangle = len(x.shape), desc.op in ("tril", "triu")
@@ -68,7 +69,7 @@ def dims(desc: MoveDescriptor) -> tuple[Dim, ...]:
     if triangle:
         outer, matrix = found[:-2], found[-2:]
         return (*_merged(outer), *(matrix[::-1] if is_exchanged(desc) else matrix))
-    found.sort(key=lambda d: d.out == 1)
+    found.sort(key=lambda d: in_memory(d.out))
     return _merged(found)
 
 

@@ -12,7 +12,7 @@ from triplan.backends.runtime.launch import Arg, Int, Ptr, Scalar
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.expressions import fused
 from triplan.backends.triton.common.offsets import I32_LIMIT, padded
-from triplan.backends.triton.common.strides import Along, continues, known_strides, stride_arg
+from triplan.backends.triton.common.strides import Along, continues, in_memory, known_strides, stride_arg
 from triplan.descriptors import Operand
 from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
 from triplan.sku import ElementKind
@@ -36,13 +36,13 @@ def tensors(desc: ElementwiseDescriptor) -> tuple[Operand, ...]:
 def dims(desc: ElementwiseDescriptor) -> tuple[Dim, ...]:
     """The dimensions, innermost last, without those of extent 1. Adjacent ones are merged where all strides allow it.
 
-    The axis along which the first result has unit stride is innermost.
+    They are in the order of the first result's memory, as far as it is known: where it has unit stride is innermost.
     """
     shape, operands = desc.shape, tensors(desc)
     strides = [known_strides(o, len(shape)) for o in operands]
     found = [Dim(n, tuple(s[a] for s in strides)) for a, n in enumerate(shape) if n != 1]
     first = next(i for i, o in enumerate(operands) if o.is_written)
-    found.sort(key=lambda d: d.strides[first] == 1)
+    found.sort(key=lambda d: in_memory(d.strides[first]))
     merged: list[Dim] = []
     for dim in found:
         if merged and continues(merged[-1].strides, dim.strides, dim.size):

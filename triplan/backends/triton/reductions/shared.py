@@ -14,7 +14,7 @@ from triplan.backends.table import kernel
 from triplan.backends.triton.common import accuracy, bounds, expressions
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, divisor, layout, ranked
-from triplan.backends.triton.common.strides import Along, known_strides, row_tile, stride_arg
+from triplan.backends.triton.common.strides import Along, in_memory, known_strides, row_tile, stride_arg
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.reductions import shared_kernels as do
 from triplan.backends.triton.reductions.expression_kernels import CONSTANT, STRIDED, UNIT, reduce_expression_kernel
@@ -149,7 +149,7 @@ class Plan:
         of_kept = dict(zip(desc.kept_axes, of_results, strict=True))
         reduced = [Dim(shape[a], of_reads[a]) for a in desc.reduce_axes if shape[a] != 1]
         if self.kind.accumulates not in POSITIONS:  # these number elements row-major
-            reduced.sort(key=self._is_unit)
+            reduced.sort(key=lambda d: in_memory(d.reads[self._lead]))
         self.reduced = _merged(reduced)
         kept = _merged([Dim(shape[a], of_reads[a], *of_kept[a]) for a in desc.kept_axes if shape[a] != 1])
         self.lanes, self.n = math.prod(d.size for d in kept), desc.reduced
@@ -348,9 +348,12 @@ class Plan:
     def invariant(self) -> bool:
         """Whether the tile and the width of loads, and so the bits, depend only on a line's length and layout."""
         whole = all(o.shape in ((), tuple(self.desc.input_shape)) for o in self.reads)
+        # Lines of several axes are visited in the order of memory, which only packed operands have in common.
+        ordered = len(self.desc.reduce_axes) > 1 and any(o.layout.order for o in self.reads)
         return (
             self.unit
             and whole
+            and not ordered
             and all(
                 o.shape == () or (not o.layout.zero_axes and self.reduced[0].reads[i] == 1)
                 for i, o in enumerate(self.reads)
@@ -411,10 +414,6 @@ def _merged(dims: list[Dim]) -> list[Dim]:
 
 
 plan_of: Callable[[Any], Plan] = fact(Plan)
-
-
-def additions(desc: ReductionProblem) -> float:
-    return plan_of(desc).depth()
 
 
 def guarantee(desc: ReductionProblem) -> Mapping[str, PrecisionGuarantee]:
