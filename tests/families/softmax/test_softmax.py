@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from cases import H200
+from cases import H200, WHERE
 from cases.rows import PLACES, SPECIAL, build, run
 from proofs import target
 
 import triplan as tp
+from triplan.testing import check_plan
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what the hardware does silently
 
@@ -24,6 +25,15 @@ def test_infinities_and_nan_as_in_torch(where: str, kernel: str | None, op: str,
     args: Any = plan.args_type(x=x, out=torch.empty_like(x))
     run(plan, args)
     torch.testing.assert_close(args.out, getattr(torch, op)(x, 1), equal_nan=True)
+
+
+@pytest.mark.parametrize("n", [65, 127, 129, 705])
+@pytest.mark.parametrize("op", ["softmax", "log_softmax", "softmax_backward", "log_softmax_backward"])
+@pytest.mark.parametrize("where", WHERE)
+def test_parts_of_rows_that_begin_anywhere(where: str, op: str, n: int) -> None:
+    """Five to eight parts of a power of two, of which the last one is not whole."""
+    plan = tp.plan(build(op, (9, n)), target=target(where), preference=tp.PlanPreference(kernel="rows"))
+    assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
 
 
 def test_long_rows_have_the_same_bits_in_few_and_many() -> None:

@@ -139,6 +139,10 @@ class Rows:
 
     # --- tiles ---
 
+    def begins_anywhere(self, block: int) -> bool:
+        """Whether few warps may share a tile of whole rows, ``block`` long: its rows begin between two vectors."""
+        return self.unit and not self.vectors and block >= FEW_WARPS_FROM
+
     def whole_tile(self, most: int, held: int = 4096, few_warps: bool = False) -> Tile | None:
         """The tile that holds whole rows, at most ``most`` elements; None if rows are longer.
 
@@ -147,7 +151,7 @@ class Rows:
         anywhere, consecutive threads load consecutive elements, and so do warps: with fewer of them fewer share a row.
         """
         block, size = ceil_power(self.n), self._size
-        if few_warps and self.unit and not self.vectors and block >= FEW_WARPS_FROM:
+        if few_warps and self.begins_anywhere(block):
             each = 32 * UNALIGNED_BYTES // self.element.compute.itemsize
             rows = max(each // block, 1)
             return None if block > most else Tile(rows, block, max(rows * block // each, 1))

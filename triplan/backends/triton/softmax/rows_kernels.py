@@ -21,6 +21,35 @@ from triplan.backends.triton.softmax.shared_kernels import gradient_of, gradient
 
 
 @triton.jit
+def _lives(lane, lanes, n, PIECES: tl.constexpr, BLOCK: tl.constexpr):
+    """Which elements [ROWS, BLOCK] of each piece of the rows ``lane`` exist. All pieces but the last are whole."""
+    lives = ()
+    for i in tl.static_range(PIECES):
+        live = lane < lanes
+        if i == PIECES - 1:
+            live = live & (tl.arange(0, BLOCK)[None, :] < n - i * BLOCK)
+        lives = lives + (live,)
+    return lives
+
+
+@triton.jit
+def _loaded(at, lives, other, BLOCK: tl.constexpr):
+    """The pieces of the rows whose first pieces are ``at``; where there are several, each row is contiguous."""
+    values = ()
+    for i in tl.static_range(len(lives)):
+        values = values + (tl.load(at + i * BLOCK, mask=lives[i], other=other),)
+    return values
+
+
+@triton.jit
+def _converted(values, COMPUTE: tl.constexpr):
+    found = ()
+    for i in tl.static_range(len(values)):
+        found = found + (values[i].to(COMPUTE),)
+    return found
+
+
+@triton.jit
 def softmax_rows_kernel(
     x,
     out,
@@ -33,31 +62,42 @@ def softmax_rows_kernel(
     LOG: tl.constexpr,
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
+    PIECES: tl.constexpr,
     BLOCK: tl.constexpr,
     NARROW: tl.constexpr,
 ):
     """out = exp(x - max(x)) / sum(exp(x - max(x))) along each row; with LOG, its logarithm.
 
-    x, out: [outer, lanes, n] of f16, bf16, f32 or f64. A program holds a tile [ROWS, BLOCK] in COMPUTE, BLOCK >= n.
+    x, out: [outer, lanes, n] of f16, bf16, f32 or f64. A program holds PIECES tiles [ROWS, BLOCK] in COMPUTE, side by
+    side, which cover n.
 
     Each element is read once and written once. With NARROW, registers hold the 16-bit elements as loaded, and each
-    use converts them to COMPUTE: two programs then fit on a multiprocessor.
+    use converts them to COMPUTE: two programs then fit on a multiprocessor. A row is then one piece.
     """
     outer, lane = group_lanes(tl.program_id(0), blocks, lanes, sizes, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
-    live = (lane < lanes) & (col < n)
-    loaded = tl.load(element_pointers(x, x_strides, outer, sizes, lane, col), mask=live, other=-float("inf"))
-    v = loaded.to(COMPUTE)
-    top = tl.max(v, 1, keep_dims=True)
+    lives = _lives(lane, lanes, n, PIECES, BLOCK)
+    loaded = _loaded(element_pointers(x, x_strides, outer, sizes, lane, col), lives, -float("inf"), BLOCK)
+    v = _converted(loaded, COMPUTE)
+    top = v[0]
+    for i in tl.static_range(1, PIECES):
+        top = tl.maximum(top, v[i])
+    top = tl.max(top, 1, keep_dims=True)
     if NARROW:
-        v = rematerialize(loaded).to(COMPUTE)
-    total = tl.sum(exponential(v - top), 1, keep_dims=True)
+        v = (rematerialize(loaded[0]).to(COMPUTE),)
+    total = exponential(v[0] - top)
+    for i in tl.static_range(1, PIECES):
+        total += exponential(v[i] - top)
+    total = tl.sum(total, 1, keep_dims=True)
     if NARROW:
         # The exponentials are computed again too: as f32 they would not fit in registers.
-        v = rematerialize(loaded, ONE_BASIC_BLOCK).to(COMPUTE)
-    y = softmax_of(v, top, total, LOG)
+        v = (rematerialize(loaded[0], ONE_BASIC_BLOCK).to(COMPUTE),)
+    y = ()
+    for i in tl.static_range(PIECES):
+        y = y + (softmax_of(v[i], top, total, LOG),)
     to = element_pointers(out, out_strides, outer, sizes, lane, col)
-    tl.store(to, y.to(out.dtype.element_ty), mask=live)
+    for i in tl.static_range(PIECES):
+        tl.store(to + i * BLOCK, y[i].to(out.dtype.element_ty), mask=lives[i])
 
 
 @triton.jit
@@ -75,21 +115,26 @@ def softmax_backward_rows_kernel(
     LOG: tl.constexpr,
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
+    PIECES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """dx = out * (dout - sum(dout * out)) along each row; with LOG, dx = dout - exp(out) * sum(dout).
 
-    dout, out, dx: [outer, lanes, n] of f16, bf16, f32 or f64. A program holds tiles [ROWS, BLOCK] in COMPUTE.
+    dout, out, dx: [outer, lanes, n] of f16, bf16, f32 or f64. A program holds PIECES tiles [ROWS, BLOCK] in COMPUTE.
 
     Each element is read once and written once.
     """
     outer, lane = group_lanes(tl.program_id(0), blocks, lanes, sizes, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
-    live = (lane < lanes) & (col < n)
-    dy = tl.load(element_pointers(dout, dout_strides, outer, sizes, lane, col), mask=live, other=0.0)
-    y = tl.load(element_pointers(out, out_strides, outer, sizes, lane, col), mask=live, other=0.0)
-    dy = dy.to(COMPUTE)
-    y = y.to(COMPUTE)
-    total = tl.sum(gradient_term(dy, y, LOG), 1, keep_dims=True)
+    lives = _lives(lane, lanes, n, PIECES, BLOCK)
+    dy = _loaded(element_pointers(dout, dout_strides, outer, sizes, lane, col), lives, 0.0, BLOCK)
+    y = _loaded(element_pointers(out, out_strides, outer, sizes, lane, col), lives, 0.0, BLOCK)
+    dy = _converted(dy, COMPUTE)
+    y = _converted(y, COMPUTE)
+    total = gradient_term(dy[0], y[0], LOG)
+    for i in tl.static_range(1, PIECES):
+        total += gradient_term(dy[i], y[i], LOG)
+    total = tl.sum(total, 1, keep_dims=True)
     to = element_pointers(dx, dx_strides, outer, sizes, lane, col)
-    tl.store(to, gradient_of(dy, y, total, LOG).to(dx.dtype.element_ty), mask=live)
+    for i in tl.static_range(PIECES):
+        tl.store(to + i * BLOCK, gradient_of(dy[i], y[i], total, LOG).to(dx.dtype.element_ty), mask=lives[i])
