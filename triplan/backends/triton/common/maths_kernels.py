@@ -156,11 +156,12 @@ def pow(x, y):
         # Modulo 2**bits, by squaring. For a negative exponent the result is 1 / x**-y rounded towards 0.
         odd = (y & 1) != 0
         small = tl.where(x == 1, 1, tl.where(x == -1, tl.where(odd, -1, 1), 0)).to(x.dtype)
-        found, base, rest = (x * 0 + 1).to(x.dtype), x, y
-        for _ in range(x.dtype.primitive_bitwidth - x.dtype.is_int_signed()):
-            found = tl.where((rest & 1) != 0, found * base, found)
-            base *= base
-            rest >>= 1
+        found, base, rest = (x * 0 + 1).to(x.dtype), x, tl.where(y < 0, 0, y).to(x.dtype)
+        while _some(rest != 0):  # exponents are small, as a rule
+            for _ in tl.static_range(4):
+                found = tl.where((rest & 1) != 0, found * base, found)
+                base *= base
+                rest >>= 1
         found = tl.where(y < 0, small, found)
     else:
         found = libdevice.pow(x, y)
