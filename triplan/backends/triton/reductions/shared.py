@@ -1,4 +1,4 @@
-"""What both entries of reductions share: what each op accumulates, dimensions, tiles, costs and guarantees."""
+"""What both entries of reductions share: what each op accumulates, dimensions, tiles and costs."""
 
 from __future__ import annotations
 
@@ -10,54 +10,47 @@ from typing import Any, NamedTuple
 import triton.language as tl
 
 from triplan.backends.runtime.launch import Arg, Float, Int, Ptr, Scalar, power_of_two_in
-from triplan.backends.table import kernel
-from triplan.backends.triton.common import accuracy, bounds, expressions
+from triplan.backends.triton.common import expressions
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
-from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, divisor, layout, ranked
+from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, divisor, ranked
 from triplan.backends.triton.common.strides import Along, in_memory, known_strides, row_tile, stride_arg
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.reductions import shared_kernels as do
 from triplan.backends.triton.reductions.expression_kernels import CONSTANT, STRIDED, UNIT, reduce_expression_kernel
 from triplan.backends.triton.reductions.tiles_kernels import reduce_kernel
-from triplan.descriptors import (
-    ExpressionReductionDescriptor,
-    ExtremumDescriptor,
-    Operand,
-    ReduceDescriptor,
-    ReducePairDescriptor,
-)
-from triplan.descriptors.reductions import DEVIATIONS, OF_FLOATS, ReductionProblem
-from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee, Support, Target
+from triplan.descriptors import ExpressionReductionDescriptor, Operand
+from triplan.descriptors.reductions import DEVIATIONS, ReductionProblem
+from triplan.sku import ElementKind
 from triplan.sku.facts import fact
 
 BOOL, I8, I32, I64, F32 = (ElementKind(name) for name in ("bool", "i8", "i32", "i64", "f32"))
-FLOATS = ("f16", "bf16", "f32", "f64")
-INTEGERS = ("i8", "i16", "i32", "i64", "u8", "bool")
 #: Triton's types of accumulators and results.
 TYPES = {**TL, ElementKind.F16: tl.float16, ElementKind.BF16: tl.bfloat16, ElementKind.U8: tl.uint8, BOOL: tl.int8}
-OPS = (
-    *ReduceDescriptor.ops(),
-    *ExtremumDescriptor.ops(),
-    *ReducePairDescriptor.ops(),
-    *ExpressionReductionDescriptor.ops(),
-)
 #: Warps of a program. (Launches have fuses=False: two threads may merge the same accumulators and write the result to
 #: the same address of shared memory, so both must round alike.)
 WARPS = 4
-#: Bytes of x per thread that a program holds at a time, half as many with two accumulators. The second is for columns
+#: Bytes of x per thread that a program holds at a time, half as many with two accumulators; twice as many of columns
 #: where not every row begins at a multiple of 16 bytes. On an H200, of 32, 64 and 128 with 2 to 16 warps, these are the
 #: best or within 3 % of it for rows and columns of 8192 to 16384 elements.
-THREAD_BYTES, ODD_THREAD_BYTES = 32, 64
+THREAD_BYTES = 32
 #: Tiles of a line that one program reduces, at most; unless more than MOST_CHUNKS programs would share a line.
 CHUNK_TILES, MOST_CHUNKS = 8, 4096
-#: Width in bytes of a tile across lines, where x is contiguous across them: if they begin at multiples of 16 bytes, if
-#: they do not, and if lines have few elements (one thread then reduces all of a line). The best on an H200 of 256 to
-#: 4096, for 8192 x 8192 and about 16384 x 16384.
-ACROSS_BYTES, ODD_ACROSS_BYTES, FEW_ACROSS_BYTES = 256, 1024, 2048
-#: Largest number of elements of a line that counts as few. Untuned.
-FEW = 32
+#: Accumulators of a thread where lines begin between two vectors and are short, and warps that reduce them at most:
+#: more would exchange accumulators for each line. With 32, registers leave room for 18 warps on a multiprocessor.
+#: Untuned.
+ODD_HELD, ODD_WARPS = 16, 2
+#: Width in bytes of a tile across lines, where x is contiguous across them: if they begin at multiples of 16 bytes, and
+#: if they do not. The best on an H200 of 256 to 4096, for 8192 x 8192 and about 16384 x 16384.
+ACROSS_BYTES, ODD_ACROSS_BYTES = 256, 1024
+#: Largest number of elements of a line that counts as few, where x is contiguous across lines, and accumulators of a
+#: thread then, half as many if it loads them one by one. It reduces whole lines: accumulators would be exchanged as
+#: often as elements are read, through shared memory, in which those of a vector of neighbours lie in one bank. Untuned.
+FEW, FEW_HELD = 32, 32
 #: Elements per thread at most, of all operands of an expression together. Untuned.
 HELD = 64
+#: Neighbouring lines of a thread at most where they are many and elements are bytes, or positions are accumulated: more
+#: would be exchanged through shared memory between threads, for fewer elements each. Untuned.
+BESIDE = 4
 #: Smallest number of neighbouring lines that are reduced side by side. Untuned.
 FEWEST_ACROSS = 8
 #: Lines of a program at most, if each has its own address, in all operands: with 1024 registers spill.
@@ -185,22 +178,43 @@ class Plan:
         return I32
 
     def _tile(self) -> Tile:
-        dims = [*self.kept, *self.reduced]
-        distances = [_distance(o, s) for d in dims for o, s in zip(self.reads, d.reads, strict=True)]
-        odd = self.across is not None and any(d % 16 for d in distances) and self.n > FEW
-        item = self.x.element.itemsize
-        size = 32 * WARPS * (ODD_THREAD_BYTES if odd else THREAD_BYTES) // max(item, 2)
-        if (self.kind.accumulates in PAIRS and self.kind.accumulates is not do.ENDS) or self.compute.itemsize > 4:
+        item, n, count = self.x.element.itemsize, max(self.n, 1), len(self.reads)
+        wide = self.compute.itemsize > 4
+        double = wide or (self.kind.accumulates in PAIRS and self.kind.accumulates is not do.ENDS)
+        odd, whole = not self._aligned(), 32 * WARPS * THREAD_BYTES // max(item, 2)
+        if self.across is not None and n <= FEW:
+            vector = 1 if odd else 16 // item
+            _, rows = row_tile(32 * WARPS * vector, 32 * WARPS * vector, self.across.size)
+            block = min(ceil_power(n), max(self._held(FEW_HELD, wide or odd) // vector, 1))
+            return Tile(rows, block, min(max(rows // (32 * vector), 1), WARPS))
+        if odd and self.unit and n <= whole:
+            size = 32 * self._held(ODD_HELD, wide)
+            block = min(ceil_power(n), ODD_WARPS * size)
+            return Tile(min(max(size // block, 1), self._most_lines() // WARPS), block, max(block // size, 1))
+        size = 2 * whole if odd and self.across is not None else whole
+        if double:
             size = max(size // 2, 32 * WARPS * 16 // item)  # at least one 16-byte load a thread
-        while len(self.reads) > 1 and size * len(self.reads) > 32 * WARPS * HELD:
-            size //= 2
+        size = min(size, 32 * WARPS * self._held(HELD, False)) if count > 1 else size
         if self.across is None:
-            block = min(ceil_power(max(self.n, 1)), size)
-            most = 1 << (MOST_LINES // len(self.reads)).bit_length() - 1
-            return Tile(min(size // block, most), block, WARPS)
-        most = (FEW_ACROSS_BYTES if self.n <= FEW else ODD_ACROSS_BYTES if odd else ACROSS_BYTES) // item
+            block = min(ceil_power(n), size)
+            return Tile(min(size // block, self._most_lines()), block, WARPS)
+        most = (ODD_ACROSS_BYTES if odd else ACROSS_BYTES) // item
         _, rows = row_tile(most, most, self.across.size)
-        return Tile(rows, min(ceil_power(max(self.n, 1)), max(size // rows, 1)), WARPS)
+        return Tile(rows, min(ceil_power(n), max(size // rows, 1)), WARPS)
+
+    def _held(self, most: int, halved: bool) -> int:
+        """Elements per thread: a power of two up to ``most``, or half of it; fewer of several operands."""
+        return min(most // (2 if halved else 1), HELD // ceil_power(len(self.reads)))
+
+    def _most_lines(self) -> int:
+        """Lines of a program of WARPS warps at most, if each has its own address."""
+        return 1 << (MOST_LINES // len(self.reads)).bit_length() - 1
+
+    def _aligned(self) -> bool:
+        """Whether what is contiguous, of lines or across them, begins at multiples of 16 bytes in all operands."""
+        dims = [*self.kept, *([] if self.unit else self.reduced)]
+        apart = all(_distance(o, s) % 16 == 0 for d in dims for o, s in zip(self.reads, d.reads, strict=True))
+        return apart and all(o.alignment >= 16 for o in self.reads if o.numel > 1)
 
     def _chunks(self) -> tuple[int, int]:
         chunk = self.tile.block * max(CHUNK_TILES, -(-self.n // (self.tile.block * MOST_CHUNKS)))
@@ -235,8 +249,15 @@ class Plan:
         strides = (*[*zip(self.reads, d.reads, strict=True)][:reads], *results)
         return tuple(stride_arg(o, s) for o, s in strides)
 
-    def _pointer(self, o: Operand) -> Ptr:
-        return Ptr(o.name, I8 if o.element is BOOL else o.element, o.alignment)
+    def _pointer(self, o: Operand, most: int = 1024) -> Ptr:
+        """The address of ``o``; ``most``: its alignment as the compiler shall know it, at most."""
+        return Ptr(o.name, I8 if o.element is BOOL else o.element, min(o.alignment, most))
+
+    def _lead_address(self) -> Ptr:
+        """The address of x. Its alignment limits how many neighbouring lines a thread loads at once."""
+        item, positions = self.x.element.itemsize, self.kind.accumulates in POSITIONS
+        narrow = self.across is not None and self.n > FEW and (item == 1 or positions)
+        return self._pointer(self.x, BESIDE * item if narrow else 1024)
 
     @property
     def kernel(self) -> Any:
@@ -262,7 +283,7 @@ class Plan:
         divisible = power_of_two_in(self.n) if self.unit else 1
         number = F32 if self.compute is not ElementKind.F64 else self.compute
         return {
-            "x": self._pointer(self.x),
+            "x": self._lead_address(),
             "inputs": tuple(map(self._pointer, self.reads)),
             "scalars": self._scalars() or None,
             "out": self._pointer(self.results[0]),
@@ -330,7 +351,7 @@ class Plan:
         """Elements of a vector, if lines of several blocks (so that a tile has one line) may begin at any; else 1."""
         vector = 16 // self.x.element.itemsize
         aligned = all(_distance(self.x, d.reads[self._lead]) % 16 == 0 for d in self.kept)
-        long = self.unit and self.n > tile.block and vector > 1 and self.x.alignment >= 16
+        long = self.unit and self.n > tile.block and vector > 1 and self.x.alignment >= 16 and tile.warps == WARPS
         return vector if long and not aligned and self.kind.accumulates in TURNED else 1
 
     def _row_step(self, i: int) -> int:
@@ -414,85 +435,3 @@ def _merged(dims: list[Dim]) -> list[Dim]:
 
 
 plan_of: Callable[[Any], Plan] = fact(Plan)
-
-
-def guarantee(desc: ReductionProblem) -> Mapping[str, PrecisionGuarantee]:
-    """One rounding for each addition on the path of a term, and some for what precedes and follows the additions.
-
-    Variance (Chan, Golub and LeVeque, 1983): the mean of each accumulator is rounded four times per element, and
-    squared deviations are relative to these means. Logsumexp: each step rescales the sum of exponentials, whose
-    arguments are rounded once.
-    """
-    found = plan_of(desc)
-    out, n, depth = desc.result, desc.reduced, found.depth()
-    batch = found.invariant()
-    if found.tree is not None:
-        return bounds.of_outputs(desc, accuracy.of_reduction(found.tree.tree, desc.reduction, out, depth, batch))
-    if desc.op not in ("sum", "prod", *OF_FLOATS) or not out.is_floating_point:
-        return {o.name: exactly(desc, o, batch) for o in desc.operands() if o.is_written}
-    compute, lost, power = found.compute, 0.0, 0.0
-    if desc.order not in (1, 2):
-        # d(2**y) / 2**y = ln(2) * dy: an error of y is amplified by |y|, at most the largest exponent; so for the root.
-        power = (256 if compute is F32 else 2200) * (1 + 1 / desc.order)
-    deviation = (depth + 8, 8 * depth + 32)
-    relative, per_term = {
-        "prod": (n, 1),
-        **dict.fromkeys(DEVIATIONS, deviation),
-        "vector_norm": (8 + (depth + 8) / desc.order + power, 0),
-        "logsumexp": (2, 6 * depth + 16),
-    }.get(desc.op, (3, depth))
-    if desc.op == "vector_norm":
-        lost = (max(n, 1) * bounds.smallest_normal(compute)) ** (1 / desc.order)
-    if desc.op in ("std", "std_mean"):
-        # Squares that underflow, and a subnormal variance that the root flushes.
-        lost = math.sqrt(
-            bounds.smallest_normal(compute) * (1 + n / (n - desc.correction if n > desc.correction else 1))
-        )
-
-    def each(o: Operand) -> PrecisionGuarantee:
-        if o.name == "second":
-            # A mean that follows the elements is rounded four times per element, each time relative to what it is of.
-            return bounds.rounded(out, compute, 3, 4 * depth + 32, flushes=4 * depth, batch=batch)
-        return bounds.rounded(out, compute, relative, per_term, flushes=4 * depth, lost=lost, batch=batch)
-
-    return bounds.of_outputs(desc, each)
-
-
-def exactly(desc: ReductionProblem, o: Operand, batch: bool) -> PrecisionGuarantee:
-    """The guarantee of an exact result: an element, a position, a count, or a sum modulo 2**64.
-
-    Only positions depend on the order of elements. An extremum equals the reference's; among zeros of both signs or
-    NaN of different bits it may be another one.
-    """
-    order = o.name != "indices" and desc.op not in ("argmax", "argmin")
-    if not o.element.is_floating_point:
-        return bounds.guarantee(o.element, bounds.EXACT, math_precision=MathPrecision.EXACT, batch=batch, order=order)
-    return bounds.guarantee(o.element.compute, bounds.EXACT, batch=batch, order=order)
-
-
-def reductions(
-    name: str,
-    supports: Callable[[Any, Target], Support],
-    rank: Callable[[Any, Target], float],
-    workspace: Any = None,
-    priority: int = 0,
-) -> Callable[[Any], Any]:
-    """Register the decorated function, which builds the launches, as the entry ``name`` of every reduction op."""
-
-    def register(build: Any) -> Any:
-        for op in OPS:
-            kernel(
-                op=op,
-                name=name,
-                elements=FLOATS if op.removesuffix("_expression") in OF_FLOATS else (*FLOATS, *INTEGERS),
-                guarantee=guarantee,
-                supports=supports,
-                rank=rank,
-                numerics=lambda desc: plan_of(desc).numerics(name),
-                priority=priority,
-                layout=layout,
-                **({} if workspace is None else {"workspace": workspace}),
-            )(build)
-        return build
-
-    return register

@@ -131,11 +131,10 @@ def merged(a, b, v, w, live, KIND: tl.constexpr, IDENTITY: tl.constexpr):
     elif KIND == ENDS:
         a, b = smaller(a, v), larger(b, w)
     elif KIND == ARGMAX or KIND == ARGMIN:
-        if KIND == ARGMAX:
-            better = v > a
+        if a.dtype.is_floating():  # a NaN is better than every number, and the first one stays
+            better = ~((v <= a) if KIND == ARGMAX else (v >= a)) & (a == a)
         else:
-            better = v < a
-        better = better | ((v != v) & (a == a))
+            better = (v > a) if KIND == ARGMAX else (v < a)
         if live is not None:
             better = live & better
         a = tl.where(better, v, a)
@@ -154,22 +153,23 @@ def _times(a, b):
 
 @triton.jit
 def extremum_of(a, LARGEST: tl.constexpr):
-    """(extremum of each row, whether it holds a NaN). Triton's tl.max and tl.min ignore NaN."""
-    odd = tl.max((a != a).to(tl.int32), 1) > 0
-    if LARGEST:
-        top = tl.max(a, 1)
-    else:
-        top = tl.min(a, 1)
+    """(extremum of each row, whether it holds a NaN)."""
     if a.dtype.is_floating():
+        top = tl.reduce(a, 1, larger if LARGEST else smaller)
+        odd = top != top
         top = tl.where(odd, float("nan"), top + 0.0)  # + 0.0: -0 becomes 0, else the order of zeros would matter
+    else:
+        top = tl.max(a, 1) if LARGEST else tl.min(a, 1)
+        odd = top != top
     return top, odd
 
 
 @triton.jit
 def position_of(a, b, top, odd):
-    """The smallest position ``b`` at which a equals ``top``, or at which it is NaN if ``odd``."""
+    """The smallest position ``b``, of i32 or i64, at which a equals ``top``, or at which it is NaN if ``odd``."""
+    LAST: tl.constexpr = 0x7FFFFFFF if b.dtype == tl.int32 else 0x7FFFFFFFFFFFFFFF
     is_it = tl.where(odd[:, None], a != a, a == top[:, None])
-    return tl.min(tl.where(is_it, b, 0x7FFFFFFFFFFFFFFF), 1)
+    return tl.min(tl.where(is_it, b, LAST), 1)
 
 
 @triton.jit

@@ -6,7 +6,8 @@ from triplan.backends.runtime.launch import Launch, Scratch
 from triplan.backends.triton.common.card import OVERLAPPED_LAUNCH_US
 from triplan.backends.triton.common.offsets import padded_bytes
 from triplan.backends.triton.reductions import split_kernels
-from triplan.backends.triton.reductions.shared import I64, PAIRS, POSITIONS, WARPS, plan_of, reductions
+from triplan.backends.triton.reductions.entries import reductions
+from triplan.backends.triton.reductions.shared import I64, PAIRS, POSITIONS, plan_of
 from triplan.descriptors.reductions import ReductionProblem
 from triplan.sku import SUPPORTED, Support, Target
 
@@ -57,5 +58,7 @@ def split(desc: ReductionProblem, target: Target) -> list[Launch]:
         taken, constants = found.taken(which, own), found.taken(which, found.constants(tile))
         # Without a limit, ptxas spills registers when it merges variances, to raise occupancy.
         most = None if is_first else MERGING_REGISTERS
-        launches.append(Launch(which, grid, taken, constants, WARPS, overlaps=True, max_registers=most, fuses=False))
+        launches.append(
+            Launch(which, grid, taken, constants, tile.warps, overlaps=True, max_registers=most, fuses=False)
+        )
     return launches

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import MAX_THREAD_REGISTERS
-from triplan.backends.triton.reductions.shared import I64, POSITIONS, WARPS, plan_of, reductions
+from triplan.backends.triton.reductions.entries import reductions
+from triplan.backends.triton.reductions.shared import I64, POSITIONS, plan_of
 from triplan.descriptors.reductions import ReductionProblem
 from triplan.sku import SUPPORTED, Support, Target
 
@@ -31,4 +32,5 @@ def tiles(desc: ReductionProblem, target: Target) -> list[Launch]:
     constants = found.taken(found.kernel, found.constants(found.tile))
     # Left alone, ptxas spills a few registers of i64 and their positions, to raise occupancy.
     most = MAX_THREAD_REGISTERS if found.kind.accumulates in POSITIONS and found.compute is I64 else None
-    return [Launch(found.kernel, found.groups(), args, constants, WARPS, max_registers=most, fuses=False)]
+    tile = found.tile
+    return [Launch(found.kernel, found.groups(), args, constants, tile.warps, max_registers=most, fuses=False)]

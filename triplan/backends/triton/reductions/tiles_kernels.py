@@ -31,7 +31,8 @@ from triplan.backends.triton.reductions.shared_kernels import (
 def taken(
     x,
     x_at,
-    k,
+    start,
+    col,
     reduced,
     live,
     order,
@@ -40,18 +41,24 @@ def taken(
     UNIT: tl.constexpr,
     VECTOR: tl.constexpr,
 ):
-    """x at positions ``k`` of each line, mapped as it is accumulated."""
+    """x at positions ``start + col`` of each line, mapped as it is accumulated.
+
+    ``col``: [BLOCK] of i32; ``live``: which elements exist, or None.
+    """
     if UNIT:
-        at = k.to(tl.int64)
+        # The start is not added to ``col``: distances between a thread's elements then are constants of its loads.
+        at = x + start.to(tl.int64) + x_at[:, None] + col[None, :]
     else:
-        at = offset_of(k, reduced, 1, VECTOR)
-    return element_of(tl.load(x + x_at[:, None] + at[None, :], mask=live, other=0), order, MAP, COMPUTE)
+        at = x + x_at[:, None] + offset_of(start + col, reduced, 1, VECTOR)[None, :]
+    v = tl.load(at) if live is None else tl.load(at, mask=live, other=0)
+    return element_of(v, order, MAP, COMPUTE)
 
 
 @triton.jit
-def step_of(a, b, v, k, live, steps, KIND: tl.constexpr, IDENTITY: tl.constexpr):
-    """The accumulators (a, b) with the elements ``v`` at positions ``k``, the ``steps``-th of each accumulator.
+def step_of(a, b, v, live, steps, KIND: tl.constexpr, IDENTITY: tl.constexpr):
+    """The accumulators (a, b) with the elements ``v``, the ``steps``-th of each accumulator.
 
+    Of ARGMAX and ARGMIN, b is the number of the step that the extremum comes from: half as wide as a position.
     ``live``: which elements exist, or None. (Rows beyond the last line accumulate anything; they are not stored.)
     """
     if KIND == MOMENTS:
@@ -62,7 +69,7 @@ def step_of(a, b, v, k, live, steps, KIND: tl.constexpr, IDENTITY: tl.constexpr)
             mean, squares = tl.where(live, mean, a), tl.where(live, squares, b)
         a, b = mean, squares
     elif KIND == ARGMAX or KIND == ARGMIN:
-        a, b = merged(a, b, v, k.to(tl.int64)[None, :], live, KIND, IDENTITY)
+        a, b = merged(a, b, v, tl.full((), steps - 1, tl.int32), live, KIND, IDENTITY)
     elif KIND == EXPONENTIALS:
         a, b = merged(a, b, v, 1.0, live, KIND, IDENTITY)
     else:
@@ -98,7 +105,7 @@ def edge_of(
     known = inside[:, None] & ((place // SHIFT * SHIFT)[None, :] < end[:, None])
     v = element_of(tl.load(x + x_at[:, None] + (first + place)[None, :], mask=known, other=0), order, MAP, COMPUTE)
     live = known & (place[None, :] >= skipped[:, None]) & (place[None, :] < end[:, None])
-    return step_of(a, b, v, place, live, step + 1, KIND, IDENTITY)
+    return step_of(a, b, v, live, step + 1, KIND, IDENTITY)
 
 
 @triton.jit
@@ -153,22 +160,22 @@ def reduce_kernel(
     length = tl.minimum(n - first, chunk)
     col = tl.arange(0, BLOCK)
     a = tl.full((ROWS, BLOCK), IDENTITY, COMPUTE)
-    if KIND == ARGMAX or KIND == ARGMIN:
-        b = tl.zeros((ROWS, BLOCK), tl.int64) + (first + col).to(tl.int64)[None, :]
-    elif KIND == ENDS:
+    if KIND == ENDS:
         b = tl.full((ROWS, BLOCK), opposite(IDENTITY), COMPUTE)
     else:
-        b = tl.zeros((ROWS, BLOCK), COMPUTE)
+        b = tl.zeros((ROWS, BLOCK), tl.int32 if KIND == ARGMAX or KIND == ARGMIN else COMPUTE)
     # Only the last block is masked: a mask whose length is not a multiple of 16 bytes narrows loads.
     whole = length // BLOCK
+    exists = None if ROWS == 1 else inside[:, None]
     if SHIFT > 1:
         skipped = x_at % SHIFT
         x_at = tl.multiple_of(x_at - skipped, SHIFT)
         end = length + skipped
         a, b = edge_of(x, a, b, x_at, 0, first, skipped, end, inside, order, KIND, MAP, IDENTITY, COMPUTE, SHIFT, BLOCK)
         for step in range(1, whole):
-            v = taken(x, x_at, first + step * BLOCK + col, reduced, inside[:, None], order, MAP, COMPUTE, UNIT, VECTOR)
-            a, b = step_of(a, b, v, col, None, step + 1, KIND, IDENTITY)
+            start = first + step * BLOCK
+            v = taken(x, x_at, start, col, reduced, exists, order, MAP, COMPUTE, UNIT, VECTOR)
+            a, b = step_of(a, b, v, None, step + 1, KIND, IDENTITY)
         for step in range(tl.maximum(whole, 1), tl.cdiv(length + SHIFT - 1, BLOCK)):
             a, b = edge_of(
                 x, a, b, x_at, step, first, skipped, end, inside, order, KIND, MAP, IDENTITY, COMPUTE, SHIFT, BLOCK
@@ -180,14 +187,16 @@ def reduce_kernel(
             b = tl.gather(tl.reshape(b, (BLOCK,)), turn, 0)[None, :]
     else:
         for step in range(whole):
-            k = first + step * BLOCK + col
-            v = taken(x, x_at, k, reduced, inside[:, None], order, MAP, COMPUTE, UNIT, VECTOR)
-            a, b = step_of(a, b, v, k, None, step + 1, KIND, IDENTITY)
+            start = first + step * BLOCK
+            v = taken(x, x_at, start, col, reduced, exists, order, MAP, COMPUTE, UNIT, VECTOR)
+            a, b = step_of(a, b, v, None, step + 1, KIND, IDENTITY)
         if whole * BLOCK < length:
-            k = first + whole * BLOCK + col
-            live = inside[:, None] & (k < n)[None, :]
-            v = taken(x, x_at, k, reduced, live, order, MAP, COMPUTE, UNIT, VECTOR)
-            a, b = step_of(a, b, v, k, live, whole + 1, KIND, IDENTITY)
+            start = first + whole * BLOCK
+            live = inside[:, None] & (col < n - start)[None, :]
+            v = taken(x, x_at, start, col, reduced, live, order, MAP, COMPUTE, UNIT, VECTOR)
+            a, b = step_of(a, b, v, live, whole + 1, KIND, IDENTITY)
+    if KIND == ARGMAX or KIND == ARGMIN:
+        b = first + b.to(n.dtype) * BLOCK + col[None, :]
     count = (whole + (col < length - whole * BLOCK).to(n.dtype)).to(COMPUTE)[None, :]
     a, b = folded(a, b, count, length.to(COMPUTE), KIND)
     if firsts is None:

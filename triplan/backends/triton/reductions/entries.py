@@ -1,0 +1,112 @@
+"""Registration of the reductions' kernels: each is an entry of every op. Their guarantees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from triplan.backends.table import kernel
+from triplan.backends.triton.common import accuracy, bounds
+from triplan.backends.triton.common.offsets import layout
+from triplan.backends.triton.reductions.shared import F32, plan_of
+from triplan.descriptors import (
+    ExpressionReductionDescriptor,
+    ExtremumDescriptor,
+    Operand,
+    ReduceDescriptor,
+    ReducePairDescriptor,
+)
+from triplan.descriptors.reductions import DEVIATIONS, OF_FLOATS, ReductionProblem
+from triplan.sku import MathPrecision, PrecisionGuarantee, Support, Target
+
+FLOATS = ("f16", "bf16", "f32", "f64")
+INTEGERS = ("i8", "i16", "i32", "i64", "u8", "bool")
+OPS = (
+    *ReduceDescriptor.ops(),
+    *ExtremumDescriptor.ops(),
+    *ReducePairDescriptor.ops(),
+    *ExpressionReductionDescriptor.ops(),
+)
+
+
+def guarantee(desc: ReductionProblem) -> Mapping[str, PrecisionGuarantee]:
+    """One rounding for each addition on the path of a term, and some for what precedes and follows the additions.
+
+    Variance (Chan, Golub and LeVeque, 1983): the mean of each accumulator is rounded four times per element, and
+    squared deviations are relative to these means. Logsumexp: each step rescales the sum of exponentials, whose
+    arguments are rounded once.
+    """
+    found = plan_of(desc)
+    out, n, depth = desc.result, desc.reduced, found.depth()
+    batch = found.invariant()
+    if found.tree is not None:
+        return bounds.of_outputs(desc, accuracy.of_reduction(found.tree.tree, desc.reduction, out, depth, batch))
+    if desc.op not in ("sum", "prod", *OF_FLOATS) or not out.is_floating_point:
+        return {o.name: exactly(desc, o, batch) for o in desc.operands() if o.is_written}
+    compute, lost, power = found.compute, 0.0, 0.0
+    if desc.order not in (1, 2):
+        # d(2**y) / 2**y = ln(2) * dy: an error of y is amplified by |y|, at most the largest exponent; so for the root.
+        power = (256 if compute is F32 else 2200) * (1 + 1 / desc.order)
+    deviation = (depth + 8, 8 * depth + 32)
+    relative, per_term = {
+        "prod": (n, 1),
+        **dict.fromkeys(DEVIATIONS, deviation),
+        "vector_norm": (8 + (depth + 8) / desc.order + power, 0),
+        "logsumexp": (2, 6 * depth + 16),
+    }.get(desc.op, (3, depth))
+    if desc.op == "vector_norm":
+        lost = (max(n, 1) * bounds.smallest_normal(compute)) ** (1 / desc.order)
+    if desc.op in ("std", "std_mean"):
+        # Squares that underflow, and a subnormal variance that the root flushes.
+        lost = math.sqrt(
+            bounds.smallest_normal(compute) * (1 + n / (n - desc.correction if n > desc.correction else 1))
+        )
+
+    def each(o: Operand) -> PrecisionGuarantee:
+        if o.name == "second":
+            # A mean that follows the elements is rounded four times per element, each time relative to what it is of.
+            return bounds.rounded(out, compute, 3, 4 * depth + 32, flushes=4 * depth, batch=batch)
+        return bounds.rounded(out, compute, relative, per_term, flushes=4 * depth, lost=lost, batch=batch)
+
+    return bounds.of_outputs(desc, each)
+
+
+def exactly(desc: ReductionProblem, o: Operand, batch: bool) -> PrecisionGuarantee:
+    """The guarantee of an exact result: an element, a position, a count, or a sum modulo 2**64.
+
+    Only positions depend on the order of elements. An extremum equals the reference's; among zeros of both signs or
+    NaN of different bits it may be another one.
+    """
+    order = o.name != "indices" and desc.op not in ("argmax", "argmin")
+    if not o.element.is_floating_point:
+        return bounds.guarantee(o.element, bounds.EXACT, math_precision=MathPrecision.EXACT, batch=batch, order=order)
+    return bounds.guarantee(o.element.compute, bounds.EXACT, batch=batch, order=order)
+
+
+def reductions(
+    name: str,
+    supports: Callable[[Any, Target], Support],
+    rank: Callable[[Any, Target], float],
+    workspace: Any = None,
+    priority: int = 0,
+) -> Callable[[Any], Any]:
+    """Register the decorated function, which builds the launches, as the entry ``name`` of every reduction op."""
+
+    def register(build: Any) -> Any:
+        for op in OPS:
+            kernel(
+                op=op,
+                name=name,
+                elements=FLOATS if op.removesuffix("_expression") in OF_FLOATS else (*FLOATS, *INTEGERS),
+                guarantee=guarantee,
+                supports=supports,
+                rank=rank,
+                numerics=lambda desc: plan_of(desc).numerics(name),
+                priority=priority,
+                layout=layout,
+                **({} if workspace is None else {"workspace": workspace}),
+            )(build)
+        return build
+
+    return register
