@@ -28,10 +28,10 @@ from torch.compiler import is_dynamo_compiling
 
 from triplan.facade.check import check_storage, is_injective, may_overlap
 from triplan.functional._forward import Linearity, derivative, refuse_forward_mode, save_for_forward
-from triplan.functional._replay.recording import recording
+from triplan.functional._replay.recording import recording, unwatched
 from triplan.functional._sharding import announce, any_dtensor, dispatched, make_known, write
 from triplan.functional._sharding.axes import Axes
-from triplan.functional._watching import needs_grad, nothing_watches, tensors_in, transformed
+from triplan.functional._watching import needs_grad, tensors_in, transformed
 
 Tensor = torch.Tensor
 Grads = tuple[Any, ...]
@@ -161,7 +161,7 @@ class Recorded(Differentiable):
 
     def below_autograd(self, *args: Any) -> Any:
         """The call without autograd: of the kernel itself if nothing watches, else through torch's dispatcher."""
-        return self._kernel(*args) if _unwatched(args) else dispatched(self.overload, args)
+        return self._kernel(*args) if unwatched(args) else dispatched(self.overload, args)
 
 
 class Op(Recorded):
@@ -266,7 +266,7 @@ class Op(Recorded):
         check_out(self.name, out, args, lambda: self.shape(*args))
         if not is_dynamo_compiling() and out.is_neg():  # the dispatcher has no lazy negation for tensors it writes
             return out.copy_(self(*args))
-        if torch.compiler.is_compiling() or not _unwatched((out, *args)):
+        if torch.compiler.is_compiling() or not unwatched((out, *args)):
             self.out_overload(out, *args)
         else:
             self._compute_into(out, *args)
@@ -288,7 +288,7 @@ class Op(Recorded):
             refuse_leaf(target)
             result: Tensor = self.in_place_function.apply(target, *args)
             return result
-        if torch.compiler.is_compiling() or not _unwatched(given):
+        if torch.compiler.is_compiling() or not unwatched(given):
             self.in_place_overload(*given)
         else:
             self._compute_in_place(*given)
@@ -327,12 +327,7 @@ class Writing:
             raise RuntimeError(f"{self.name}(): is not supported within torch.func transforms or forward AD")
         if any_dtensor(args):
             raise RuntimeError(f"{self.name}(): takes no DTensors; pass each rank's part (DTensor.to_local)")
-        return self._kernel(*args) if _unwatched(args) else self.overload(*args)
-
-
-def _unwatched(args: Sequence[Any]) -> bool:
-    """Whether torch's dispatcher can be skipped: it would go straight to the kernel."""
-    return nothing_watches(args, modes=recording() is not None)
+        return self._kernel(*args) if unwatched(args) else self.overload(*args)
 
 
 def check_out(name: str, out: Tensor, args: Sequence[Any], shape: Callable[[], Sequence[int]]) -> None:

@@ -15,10 +15,9 @@ from torch import Tensor
 from triplan.facade import ArgsortPlan, KthValuePlan, SearchSortedPlan, SortPlan, TopKPlan
 from triplan.functional._ops import RECORDED, Recorded, check_out
 from triplan.functional._plans import run
-from triplan.functional._replay.recording import recording
+from triplan.functional._replay.recording import is_plain
 from triplan.functional._replay.replay import repeats, replayed
 from triplan.functional._shapes import axis
-from triplan.functional._watching import nothing_watches, transformed
 
 __all__ = ["argsort", "kthvalue", "searchsorted", "sort", "topk"]
 
@@ -72,9 +71,7 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
         grad, indices = grad.unsqueeze(a), indices.unsqueeze(a)
     scatter: Any = RECORDED["scatter"]
     # In place, where that can be done: the op itself copies the zeros.
-    plain = not (torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed())
-    plain = plain and nothing_watches([grad], modes=recording() is not None)
-    put = scatter.in_place if plain else scatter
+    put = scatter.in_place if not torch.is_grad_enabled() and is_plain(grad) else scatter
     return (put(grad.new_zeros(ctx.shape), ctx.dim, indices, grad, False, False), *ctx.nothing)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from triplan.backends.table import TABLE
 from triplan.facade.workspace import Workspace
-from triplan.functional._watching import tensors_in
+from triplan.functional._watching import nothing_watches, tensors_in, transformed
 
 Tensor = torch.Tensor
 
@@ -216,6 +216,16 @@ _thread = _Thread()
 def recording() -> Recording | None:
     """What records the calls of this thread."""
     return _thread.recording
+
+
+def unwatched(args: Sequence[Any]) -> bool:
+    """Whether torch's dispatcher can be skipped: it would go straight to the kernel, but for a recording of ours."""
+    return nothing_watches(args, modes=recording() is not None)
+
+
+def is_plain(*tensors: Any) -> bool:
+    """Whether a plan can run on ``tensors``, unseen by anybody. (Callers handle gradients.)"""
+    return not torch.compiler.is_compiling() and not transformed() and unwatched(tensors)
 
 
 def setting(read: Callable[[], Any]) -> Any:

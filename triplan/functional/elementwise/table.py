@@ -16,8 +16,8 @@ from torch.compiler import is_compiling
 from triplan.descriptors.elementwise.problems import NAMED
 from triplan.facade.check import check_storage, may_overlap
 from triplan.functional._autocast import widened
-from triplan.functional._ops import _refuse_unwritable, _unwatched, overwritten, refuse_leaf
-from triplan.functional._replay.recording import setting
+from triplan.functional._ops import _refuse_unwritable, overwritten, refuse_leaf
+from triplan.functional._replay.recording import setting, unwatched
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import broadcast
 from triplan.functional._sharding import any_dtensor, write
@@ -128,7 +128,7 @@ def call(
         raise RuntimeError(
             f"{name}(): output with shape {list(written.shape)} doesn't match the broadcast shape {list(shape)}"
         )
-    if result is None and _unwatched((written, *tensors)):
+    if result is None and unwatched((written, *tensors)):
         _refuse_unwritable(name, written)
         for t in (written, *tensors):
             check_storage(name, "an argument", t)

@@ -26,10 +26,10 @@ from triplan.facade import (
 from triplan.functional._autocast import widened
 from triplan.functional._ops import Differentiable, Recorded
 from triplan.functional._plans import run
-from triplan.functional._replay.recording import recording, setting
+from triplan.functional._replay.recording import is_plain, setting, unwatched
 from triplan.functional._replay.replay import replayed
 from triplan.functional._sharding import is_dtensor
-from triplan.functional._watching import needs_grad, nothing_watches, transformed
+from triplan.functional._watching import needs_grad
 from triplan.functional.losses.divided import of_dtensor
 from triplan.functional.losses.shared import (
     HOW,
@@ -91,14 +91,7 @@ def cross_entropy(
     given = checked("cross_entropy", input, target, weight, bytes, how)
     if is_dtensor(input) and not torch.compiler.is_compiling() and bytes is None:
         return shaped(of_dtensor("cross_entropy", *given[:3], how), input, target, how).to(input.dtype)
-    if (
-        reduction != "none"
-        and not torch.compiler.is_compiling()
-        and input.dtype != torch.float16
-        and needs_grad((input,))
-        and not transformed()
-        and nothing_watches(given, modes=recording() is not None)
-    ):
+    if reduction != "none" and input.dtype != torch.float16 and needs_grad((input,)) and is_plain(*given):
         loss: Tensor = _with_gradient(*given, how)[0]
         return loss
     return shaped(_cross_entropy(*given, *how)[0], input, target, how)
@@ -309,7 +302,7 @@ def _scaled(ctx: Any, dloss: Tensor) -> Tensor:
         stand_in: Any = _StandIn.apply
         whole, p = _softmax(stand_in(like_x, logits), shares)
         return (dloss.to(p.dtype) * (whole * p - shares)).to(dx.dtype)
-    if not nothing_watches((dloss,), modes=recording() is not None):  # batched gradients, for example
+    if not unwatched((dloss,)):  # batched gradients, for example
         return dloss * dx
     kept = setting(_retained)
     result = torch.empty_like(dx) if kept else dx

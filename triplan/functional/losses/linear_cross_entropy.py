@@ -24,11 +24,11 @@ from triplan.functional import _plans
 from triplan.functional._autocast import narrowed, widened
 from triplan.functional._ops import RECORDED, Recorded
 from triplan.functional._plans import run, run_expression
-from triplan.functional._replay.recording import recording
+from triplan.functional._replay.recording import is_plain
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import check_same_device
 from triplan.functional._sharding import any_dtensor
-from triplan.functional._watching import nothing_watches, transformed
+from triplan.functional._watching import transformed
 from triplan.functional.losses.cross_entropy import _by_class, _shares, _softmax, cross_entropy
 from triplan.functional.losses.shared import HOW, How, checked, compute_dtype, raise_if_any, run_loss
 
@@ -338,7 +338,7 @@ def _grad(ctx: Any, dloss: Tensor | None, *_: Any) -> Any:
 
 def _scaled(g: Tensor, dtype: torch.dtype, dloss: Tensor, divisor: Tensor) -> Tensor:
     """``g * dloss / divisor``, or 0 for a divisor of 0; rounded to ``dtype`` once if the call is eager."""
-    if torch.compiler.is_compiling() or transformed() or not nothing_watches((g, dloss), modes=recording() is not None):
+    if not is_plain(g, dloss):
         return (g * torch.where(divisor > 0, dloss.to(divisor.dtype) / divisor, 0)).to(dtype)
     out = torch.empty_like(g, dtype=dtype)
     # The layout of a tensor without axes cannot say that it is aligned less.

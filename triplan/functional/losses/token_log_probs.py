@@ -10,9 +10,8 @@ from triplan import expr
 from triplan.facade import CrossEntropyPlan, plan_type
 from triplan.functional._ops import RECORDED, Recorded
 from triplan.functional._plans import run
-from triplan.functional._replay.recording import recording
+from triplan.functional._replay.recording import is_plain
 from triplan.functional._replay.replay import replayed
-from triplan.functional._watching import nothing_watches, transformed
 from triplan.functional.losses.shared import How, checked, compute_dtype, run_loss
 
 __all__ = ["token_log_probs"]
@@ -24,7 +23,7 @@ _HOW = How("none", -1, 0.0, False)
 
 def _negative(t: Tensor, dtype: torch.dtype) -> Tensor:
     """``-t`` in ``dtype``, by one launch unless somebody watches."""
-    if torch.is_grad_enabled() or transformed() or not nothing_watches([t], modes=recording() is not None):
+    if torch.is_grad_enabled() or not is_plain(t):
         return -t.to(dtype)
     found = torch.empty_like(t, dtype=dtype)
     run(plan_type("expression"), {"x": t, "out": found}, results=(("out", -expr.operand("x")),))

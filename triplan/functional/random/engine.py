@@ -19,9 +19,8 @@ from triplan.descriptors.random import INTEGERS, PARAMETERS
 from triplan.facade import RandomPlan
 from triplan.functional._ops import Op
 from triplan.functional._plans import run
-from triplan.functional._replay.recording import drawn, recording, setting
+from triplan.functional._replay.recording import drawn, is_plain, setting
 from triplan.functional._seeds import device_state
-from triplan.functional._watching import nothing_watches, transformed
 
 Tensor = torch.Tensor
 Number = bool | int | float
@@ -50,9 +49,7 @@ def _advance(generator: torch.Generator) -> tuple[int, int]:
 
 def _reads_on_host(t: Tensor) -> bool:
     """Whether a generator's state can be read without waiting, and without freezing them."""
-    if not t.is_cuda or torch.compiler.is_compiling() or setting(is_capturing):
-        return False
-    return nothing_watches([t], modes=recording() is not None) and not transformed()
+    return t.is_cuda and is_plain(t) and not setting(is_capturing)
 
 
 def next_state(t: Tensor, generator: torch.Generator | None) -> State:

@@ -16,9 +16,8 @@ from triplan import expr
 from triplan.facade import plan_type
 from triplan.functional._ops import RECORDED
 from triplan.functional._plans import run, run_expression
-from triplan.functional._replay.recording import recording
+from triplan.functional._replay.recording import is_plain
 from triplan.functional._sharding import is_dtensor
-from triplan.functional._watching import nothing_watches, transformed
 
 Tensor = torch.Tensor
 #: Operands of an expression have this many axes at most.
@@ -58,7 +57,7 @@ def gradient(ctx: Any, grads: Any, mean: Callable[[Tensor, torch.dtype], Tensor]
     if root is None or not ctx.axes or len(ctx.shape) > _MAX_AXES or torch.is_grad_enabled():
         return _composed(ctx, expanded(grads[0], ctx.gone))
     x, out = ctx.saved_tensors
-    if not _is_plain(x, grads[0]):
+    if not is_plain(x, grads[0]):
         return _composed(ctx, expanded(grads[0], ctx.gone))
     operands = {"grad": expanded(grads[0], ctx.gone)}
     scalars = {}
@@ -83,20 +82,13 @@ def _share(ctx: Any, grad: Tensor) -> Tensor:
     """Each element's share of the gradient of a mean."""
     dtype: torch.dtype = ctx.dtype
     count: int = math.prod([ctx.shape[a] for a in ctx.axes])
-    if torch.is_grad_enabled() or not _is_plain(grad) or grad.dim() > _MAX_AXES:
+    if torch.is_grad_enabled() or not is_plain(grad) or grad.dim() > _MAX_AXES:
         return (grad / count).to(dtype)
     found = torch.empty_like(grad, dtype=dtype)
     # The layout of a tensor without axes cannot say that it is aligned less.
     operands = {"grad": grad, "dx": found} if grad.dim() else {"grad": grad.reshape(1), "dx": found.view(1)}
     run_expression(operands, "dx", _grad / _count, count=count)
     return found
-
-
-def _is_plain(*tensors: Tensor) -> bool:
-    """Whether a plan can run on them, unseen by anybody."""
-    if torch.compiler.is_compiling() or transformed():
-        return False
-    return nothing_watches(tensors, modes=recording() is not None)
 
 
 def _wide(x: Tensor, out: Tensor) -> torch.dtype:
