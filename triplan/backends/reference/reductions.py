@@ -12,8 +12,9 @@ from torch import Tensor
 from triplan.backends.reference.expressions.evaluate import evaluated
 from triplan.backends.table import CheckRules, reference
 from triplan.backends.triton.common import accuracy, bounds
+from triplan.backends.triton.reductions.entries import summed
 from triplan.descriptors import ExpressionReductionDescriptor, Operand
-from triplan.descriptors.reductions import DEVIATIONS, OF_FLOATS, PAIRS, ReductionProblem
+from triplan.descriptors.reductions import OF_FLOATS, PAIRS, ReductionProblem
 from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee
 
 FLOATS = ("f16", "bf16", "f32", "f64")
@@ -71,34 +72,11 @@ def _logarithm(desc: ReductionProblem, x: Tensors) -> Tensors:
 
 def _guarantee(desc: ReductionProblem) -> Mapping[str, PrecisionGuarantee]:
     """Elements may be added one by one. Never batch-invariant: how torch divides sums may depend on the batch."""
-    element, out, n = desc.element, desc.result, desc.reduced
-    depth = n + 4
-    if desc.op not in ("sum", "prod", *OF_FLOATS) or not out.is_floating_point:
+    if desc.op not in ("sum", "prod", *OF_FLOATS) or not desc.result.is_floating_point:
         return {o.name: _exactly(desc, o) for o in desc.operands() if o.is_written}
-    compute = ElementKind.F64 if ElementKind.F64 in (element, out) else ElementKind.F32
-    lost, power = 0.0, 0.0
-    if desc.order not in (1, 2):
-        # d(2**y) / 2**y = ln(2) * dy: an error of y is amplified by |y|, at most the largest exponent of the element.
-        power = (256 if compute is ElementKind.F32 else 2200) * (1 + 1 / desc.order)
-    relative, per_term = {
-        "prod": (n, 1),
-        **dict.fromkeys(DEVIATIONS, (depth + 8, 8 * depth + 32)),
-        "vector_norm": (8 + (depth + 8) / desc.order + power, 0),
-        "logsumexp": (2, 6 * depth + 16),
-    }.get(desc.op, (3, depth))
-    if desc.op == "vector_norm":
-        lost = (max(n, 1) * bounds.smallest_normal(compute)) ** (1 / desc.order)
-    if desc.op in ("std", "std_mean"):  # squares that underflow
-        lost = math.sqrt(
-            bounds.smallest_normal(compute) * (1 + n / (n - desc.correction if n > desc.correction else 1))
-        )
-
-    def each(o: Operand) -> PrecisionGuarantee:
-        if o.name == "second":  # a mean
-            return bounds.rounded(out, compute, 3, depth, flushes=4 * depth)
-        return bounds.rounded(out, compute, relative, per_term, flushes=4 * depth, lost=lost)
-
-    return bounds.of_outputs(desc, each)
+    compute = ElementKind.F64 if ElementKind.F64 in (desc.element, desc.result) else ElementKind.F32
+    depth = desc.reduced + 4
+    return summed(desc, compute, depth, depth)
 
 
 def _exactly(desc: ReductionProblem, o: Operand) -> PrecisionGuarantee:

@@ -18,7 +18,7 @@ from triplan.descriptors import (
     ReducePairDescriptor,
 )
 from triplan.descriptors.reductions import DEVIATIONS, OF_FLOATS, ReductionProblem
-from triplan.sku import MathPrecision, PrecisionGuarantee, Support, Target
+from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee, Support, Target
 
 FLOATS = ("f16", "bf16", "f32", "f64")
 INTEGERS = ("i8", "i16", "i32", "i64", "u8", "bool")
@@ -38,20 +38,27 @@ def guarantee(desc: ReductionProblem) -> Mapping[str, PrecisionGuarantee]:
     arguments are rounded once.
     """
     found = plan_of(desc)
-    out, n, depth = desc.result, desc.reduced, found.depth()
-    batch = found.invariant()
+    out, depth, batch = desc.result, found.depth(), found.invariant()
     if found.tree is not None:
         return bounds.of_outputs(desc, accuracy.of_reduction(found.tree.tree, desc.reduction, out, depth, batch))
     if desc.op not in ("sum", "prod", *OF_FLOATS) or not out.is_floating_point:
         return {o.name: exactly(desc, o, batch) for o in desc.operands() if o.is_written}
-    compute, lost, power = found.compute, 0.0, 0.0
+    # A mean that follows the elements is rounded four times per element, each time relative to what it is of.
+    return summed(desc, found.compute, depth, 4 * depth + 32, batch)
+
+
+def summed(
+    desc: ReductionProblem, compute: ElementKind, depth: float, of_mean: float, batch: bool = False
+) -> Mapping[str, PrecisionGuarantee]:
+    """Of sums, products and what is computed from them, in ``compute``: a term takes part in ``depth`` additions. The
+    mean beside a deviation has ``of_mean`` roundings for each term."""
+    out, n, lost, power = desc.result, desc.reduced, 0.0, 0.0
     if desc.order not in (1, 2):
         # d(2**y) / 2**y = ln(2) * dy: an error of y is amplified by |y|, at most the largest exponent; so for the root.
         power = (256 if compute is F32 else 2200) * (1 + 1 / desc.order)
-    deviation = (depth + 8, 8 * depth + 32)
     relative, per_term = {
         "prod": (n, 1),
-        **dict.fromkeys(DEVIATIONS, deviation),
+        **dict.fromkeys(DEVIATIONS, (depth + 8, 8 * depth + 32)),
         "vector_norm": (8 + (depth + 8) / desc.order + power, 0),
         "logsumexp": (2, 6 * depth + 16),
     }.get(desc.op, (3, depth))
@@ -65,8 +72,7 @@ def guarantee(desc: ReductionProblem) -> Mapping[str, PrecisionGuarantee]:
 
     def each(o: Operand) -> PrecisionGuarantee:
         if o.name == "second":
-            # A mean that follows the elements is rounded four times per element, each time relative to what it is of.
-            return bounds.rounded(out, compute, 3, 4 * depth + 32, flushes=4 * depth, batch=batch)
+            return bounds.rounded(out, compute, 3, of_mean, flushes=4 * depth, batch=batch)
         return bounds.rounded(out, compute, relative, per_term, flushes=4 * depth, lost=lost, batch=batch)
 
     return bounds.of_outputs(desc, each)
