@@ -311,10 +311,8 @@ def build_weight(desc: Conv2dProblem, target: Target) -> list[Launch]:
     if programs(desc) == 0:
         return []
     parts = _parts(desc)
-    found = shared.of_parts(desc, parts, _units(desc)[1])
-    del found["pixels"]
     args = {
-        **found,
+        **shared.of_parts(desc, parts, _units(desc)[1]),
         **_shared(desc),
         "units": Int(desc.batch * _tiles(desc)[0]),
         **dict(zip(("first_row", "first_column"), _first(desc), strict=True)),

@@ -178,7 +178,6 @@ def of_parts(desc: Conv2dProblem, parts: int, each: int) -> dict[str, Arg]:
         "dout_strides": axis_strides(dout),
         "out_strides": strides_of_parts(desc) if parts > 1 else axis_strides(out),
         "part_stride": count(out.numel),
-        "pixels": Int(pixels(desc)),
         "each": count(each),
         "rows": Int(desc.out_extents[0]),
         "columns": Int(desc.out_extents[1]),

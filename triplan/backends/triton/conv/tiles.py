@@ -303,6 +303,7 @@ class Tiles:
             return []
         args: dict[str, Arg] = {
             **shared.of_parts(desc, parts, each),
+            "pixels": Int(shared.pixels(desc)),
             "filters": count(desc.filters),
             "groups": Int(desc.groups),
             **self._shared(desc),

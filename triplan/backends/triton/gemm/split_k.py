@@ -45,10 +45,9 @@ MAX_ACCUMULATORS_ELEMENTWISE = 16
 #: warps.
 SUM_TALL, SUM_WIDE = (64, 8), (4, 128)
 #: Microseconds of the second launch. On sm90a both launches are placed while the one ahead of them ends, which saves
-#: 0.3 us more than the second one takes; but two launches cost more host time than one, so some cost is kept.
-SUM_LAUNCH_US = {ArchSku.SM90A: 0.4, ArchSku.SM80: 0.7, ArchSku.CPU: 0.7}
-#: Microseconds that are added to the estimate, so that near ties go to one launch, which takes the host less. Untuned.
-TIE_US = 0.1
+#: 0.3 us more than the second one takes; but two launches cost more host time than one, so some cost is kept: as much
+#: as gives near ties to kernels of one launch.
+SUM_LAUNCH_US = {ArchSku.SM90A: 0.5, ArchSku.SM80: 0.8, ArchSku.CPU: 0.8}
 #: Bytes of partial sums per microsecond that pass the L2 cache. Fitted, as in ``tile_costs``.
 PARTIAL_BYTES_PER_US = 3.6e6
 
@@ -189,8 +188,8 @@ def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
 
 
 def rank(desc: MatrixProductDescriptor, target: Target) -> float:
-    """Estimated microseconds with the cheapest split, and what decides near ties."""
-    return split_us(desc, cheapest_split(desc, target), target) + TIE_US
+    """Estimated microseconds with the cheapest split."""
+    return split_us(desc, cheapest_split(desc, target), target)
 
 
 def workspace(desc: MatrixProductDescriptor, target: Target) -> int:

@@ -58,7 +58,11 @@ def rank(desc: IndexingDescriptor, target: Target) -> float:
 
 
 def ordered_launches(
-    desc: IndexingDescriptor, step: Any, pointer: Callable[[Operand], Ptr], compute: ElementKind
+    desc: IndexingDescriptor,
+    step: Any,
+    pointer: Callable[[Operand], Ptr],
+    compute: ElementKind,
+    max_registers: int | None = None,
 ) -> list[Launch]:
     """The jit function ``step`` at every point; ``pointer`` says how the operands' elements are read."""
     g = geometry(desc)
@@ -99,5 +103,6 @@ def ordered_launches(
             "BLOCK_SLOTS": block_slots,
             "BLOCK_LANES": block_lanes,
         },
+        max_registers=max_registers,
     )
     return [*before, launch]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import MAX_THREAD_REGISTERS
 from triplan.backends.triton.common.offsets import bits
 from triplan.backends.triton.indexing import ordered, steps_kernels
 from triplan.backends.triton.indexing.copies import last_guarantee
-from triplan.backends.triton.indexing.ordered_kernels import ordered_kernel
 from triplan.backends.triton.indexing.registration import COPIED, STORES, entry
 from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import ArchSku, Target
@@ -29,7 +26,6 @@ def numerics(desc: IndexingDescriptor) -> str:
     numerics=numerics,
 )
 def launches(desc: IndexingDescriptor, target: Target) -> list[Launch]:
-    found = ordered.ordered_launches(desc, steps_kernels.last_step, bits, desc.element.bits)
     # For sm80 ptxas would spill two registers to raise occupancy.
     most = None if target.arch is ArchSku.SM90A else MAX_THREAD_REGISTERS
-    return [replace(launch, max_registers=most) if launch.kernel is ordered_kernel else launch for launch in found]
+    return ordered.ordered_launches(desc, steps_kernels.last_step, bits, desc.element.bits, most)
