@@ -43,6 +43,7 @@ def _loaded(at, lives, other, BLOCK: tl.constexpr):
 
 @triton.jit
 def _converted(values, COMPUTE: tl.constexpr):
+    """``values``, pieces [ROWS, BLOCK], in COMPUTE."""
     found = ()
     for i in tl.static_range(len(values)):
         found = found + (values[i].to(COMPUTE),)
