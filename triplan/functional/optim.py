@@ -134,13 +134,6 @@ class ListStep:
                 self.hyper[i : i + 1].copy_(x.detach().reshape(1), non_blocking=True)
 
 
-def quotient(x: Tensor, by: Tensor, dtype: torch.dtype) -> Tensor:
-    """x / by, of which no wider result than ``dtype`` is written: ``torch.div`` writes what it promotes to."""
-    out = torch.empty_like(x, dtype=dtype)
-    run(plan_type("div"), {"x": x, "y": by, "out": out}, op="div")
-    return out
-
-
 def symmetric_product(a: Tensor, b: Tensor, c0: Tensor | None = None, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
     """alpha * a @ b + beta * c0, of batches of matrices of which the caller knows that these are symmetric."""
     operands = {"a": a, "b": b, "c": a.new_empty(a.size(0), a.size(1), b.size(2))}

@@ -13,7 +13,7 @@ from torch.optim.optimizer import ParamsT
 import triplan.functional as F  # noqa: N812
 from triplan.facade import SGDPlan
 from triplan.functional._sharding import is_dtensor
-from triplan.functional.optim import ListStep, packed, quotient, symmetric_product
+from triplan.functional.optim import ListStep, packed, symmetric_product
 from triplan.optim._base import check_range
 from triplan.optim._exchange import Whole, exchange
 from triplan.optim._shards import local, local_as
@@ -140,7 +140,8 @@ class Muon(Adam):
 def _moves(group: dict[str, Any], whole: Tensor) -> Tensor:
     """The orthogonalized momenta (matrices, rows, columns)."""
     norm = F.vector_norm(whole, 2, (1, 2), True, dtype=torch.float32)
-    x = quotient(whole, F.clamp(norm, min=group["eps"]), torch.bfloat16)
+    x = torch.empty_like(whole, dtype=torch.bfloat16)
+    F.div(whole, F.clamp(norm, min=group["eps"]), out=x)
     return orthogonalized(x, group["ns_coefficients"], group["ns_steps"])
 
 

@@ -20,7 +20,7 @@ from triplan.descriptors.elementwise.problems import NAMED
 from triplan.descriptors.expressions.expression import FUNCTIONS, flattened
 from triplan.facade.check import may_overlap
 from triplan.functional import _autocast
-from triplan.functional.elementwise import activations, docs, engine, maths, packed
+from triplan.functional.elementwise import activations, docs, engine, maths, packed, table
 from triplan.functional.elementwise.engine import BY_RESULT
 from triplan.functional.elementwise.table import TABLE
 
@@ -220,6 +220,18 @@ def test_an_expression_of_ones_own(device: str) -> None:
     torch.testing.assert_close(F.expression(p * tp.expr.operand("q"), q=b, p=a), a * b)
     with pytest.raises(TypeError, match="no operand is a tensor"):
         F.expression(gate, 1.0, 2.0, 3.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_out_of_another_float_is_rounded_once(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the launch that computes it, if that computes in f32 and ``out`` is narrower."""
+    written: list[torch.dtype] = []
+    fill = table.fill
+    monkeypatch.setattr(table, "fill", lambda outs, *args: (written.append(outs[0].dtype), fill(outs, *args)))
+    x, y, out = torch.randn(5, 300) * 100, torch.rand(5, 1), torch.empty(5, 300, dtype=dtype)
+    assert F.div(x, y, out=out) is out
+    assert torch.equal(out, (x / y).to(dtype))
+    assert written == ([] if dtype is torch.float64 else [dtype])
 
 
 def test_gradients_are_one_launch_of_those_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,7 +133,9 @@ def call(
         for t in (written, *tensors):
             check_storage(name, "an argument", t)
         apart = all(_is_same(t, written) or not may_overlap(written, t) for t in tensors)
-        if apart and dtype == written.dtype and written.device == tensors[0].device:
+        # What is computed in f32 is rounded once, as by a copy of it.
+        fits = dtype == written.dtype or (dtype == torch.float32 and written.dtype in (torch.float16, torch.bfloat16))
+        if apart and fits and written.device == tensors[0].device:
             fill([written], text, tensors, numbers)
             return written
     if result is not None and not (is_compiling() or transformed()):
