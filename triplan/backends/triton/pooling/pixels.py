@@ -157,7 +157,7 @@ def build(desc: ResizeProblem, target: Target) -> list[Launch]:
     found = tile(desc)
     names = ("dout", "dx") if back else ("x", "out")
     args: dict[str, Arg] = {
-        **geometry(desc),
+        **geometry(desc, back),
         **image(desc.operand(names[0])),
         **image(desc.operand(names[1])),
     }

@@ -162,9 +162,12 @@ def programs(desc: PoolProblem, pixels: int) -> int:
     return -(-pixels // found.pixels) * -(-desc.channels // found.channels)
 
 
-def extent(n: int) -> tuple[Arg, ...]:
-    """(size, multiplier, shift), of which ``quotient`` needs the last two."""
-    return (count(n), *divisor(n, wide=False)[1:])
+def extent(n: int, divides: bool) -> tuple[Arg, ...]:
+    """(size, multiplier, shift): ``quotient`` needs the last two, which are None unless a kernel ``divides`` by it.
+
+    Each argument that a launch passes takes the host time.
+    """
+    return (count(n), *(divisor(n, wide=False)[1:] if divides else (None, None)))
 
 
 def image(o: Operand) -> dict[str, Arg]:
@@ -172,18 +175,19 @@ def image(o: Operand) -> dict[str, Arg]:
     return {o.name: values(o), f"{o.name}_strides": moving_strides(o)}
 
 
-def geometry(desc: PoolProblem) -> dict[str, Arg]:
-    """What the kernels take of extents."""
+def geometry(desc: PoolProblem, back: bool, adaptive: bool = False) -> dict[str, Arg]:
+    """What the kernels take of extents. They divide by those of what they write, and ``adaptive`` ones by ``rows`` and
+    ``columns``."""
     found = tile(desc)
     rows, columns = desc.out_extents
     return {
         "batch": Int(desc.batch),
-        "channels": extent(desc.channels),
-        "height": extent(desc.height),
-        "width": extent(desc.width),
-        "rows": extent(rows),
-        "columns": extent(columns),
-        "tiles_channels": Int(1 if found.channels == 1 else -(-desc.channels // found.channels)),
+        "channels": extent(desc.channels, found.channels == 1),
+        "height": extent(desc.height, back),
+        "width": extent(desc.width, back),
+        "rows": extent(rows, adaptive or not back),
+        "columns": extent(columns, adaptive or not back),
+        "tiles_channels": None if found.channels == 1 else Int(-(-desc.channels // found.channels)),
     }
 
 
@@ -247,23 +251,28 @@ def build(desc: PoolProblem, target: Target) -> list[Launch]:
     desc = _as_windows(desc)
     back, largest, found = is_backward(desc), isinstance(desc, MaxProblem), tile(desc)
     names = ("dout", "dx") if back else ("x", "out")
-    args = geometry(desc) | {"indices": None, "indices_strides": None}
+    adaptive = isinstance(desc, AdaptiveProblem)
+    args = geometry(desc, back, adaptive) | {"indices": None, "indices_strides": None}
     for name in (*names, "indices") if largest else names:
         args |= image(desc.operand(name))
     windows = desc if isinstance(desc, WindowsProblem) else None
-    pairs = {
-        ("kernel_rows", "kernel_columns"): _span(desc),
-        ("above", "left"): windows.padding if windows else (0, 0),
-        ("dilation_rows", "dilation_columns"): windows.dilation if windows else (1, 1),
-        **({("reach_rows", "reach_columns"): _reach(desc)} if back else {}),
+    # A gradient of a maximum compares indices, of adaptive windows it divides: neither asks how large a window is.
+    sized = not back or not (largest or adaptive)
+    pairs: dict[tuple[str, str], tuple[Arg, ...]] = {
+        ("kernel_rows", "kernel_columns"): tuple(map(Int, _span(desc))) if sized else (None, None),
+        ("stride_rows", "stride_columns"): tuple(extent(n, back) for n in windows.stride) if windows else (None, None),
+        ("above", "left"): tuple(map(Int, windows.padding)) if windows else (None, None),
+        ("dilation_rows", "dilation_columns"): tuple(
+            Int(n) if sized and n > 1 else None for n in (windows.dilation if windows else (1, 1))
+        ),
+        **({("reach_rows", "reach_columns"): tuple(map(Int, _reach(desc)))} if back else {}),
     }
-    args |= {name: Int(n) for both, own in pairs.items() for name, n in zip(both, own, strict=True)}
-    args["stride_rows"], args["stride_columns"] = map(extent, windows.stride if windows else (1, 1))
+    args |= {name: arg for both, own in pairs.items() for name, arg in zip(both, own, strict=True)}
     args["divisor"] = Int(desc.divisor) if isinstance(desc, AvgProblem) and desc.divisor else None
     constants = {
         "MAX": largest,
-        "ADAPTIVE": isinstance(desc, AdaptiveProblem),
-        "PADDED": isinstance(desc, AdaptiveProblem) or (isinstance(desc, AvgProblem) and desc.count_include_pad),
+        "ADAPTIVE": adaptive,
+        "PADDED": adaptive or (isinstance(desc, AvgProblem) and desc.count_include_pad),
         **unrolled(desc, *(_reach(desc) if back else _span(desc)), indices=back and largest),
         "LAST": found.last,
         "BLOCK_P": found.pixels,

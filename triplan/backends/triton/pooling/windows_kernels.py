@@ -1,8 +1,9 @@
 """Kernels of ``windows``: a pixel of a result reads its window; a pixel of a gradient, the windows that contain it.
 
 Extents (``rows``, ``height``, …), strides of windows and ``channels`` are (size, multiplier, shift), by which
-``quotient`` divides. Loops go through ROWS by COLUMNS elements or windows at a time, whose loads do not wait for each
-other; COLUMNS is at least the extent if ROWS is not 1, so that the order is row-major. What lies beyond is masked.
+``quotient`` divides; of one by which a kernel does not divide, the last two are None. Loops go through ROWS by COLUMNS
+elements or windows at a time, whose loads do not wait for each other; COLUMNS is at least the extent if ROWS is not 1,
+so that the order is row-major. What lies beyond is masked.
 """
 
 # mypy: ignore-errors
@@ -16,6 +17,12 @@ from triplan.backends.triton.common.rows_kernels import axis_offset
 
 
 @triton.jit
+def dilated(n, dilation):
+    """n * dilation, which is None for 1."""
+    return n if dilation is None else n * dilation
+
+
+@triton.jit
 def window(at, kernel, stride, padding, dilation, extent, windows, ADAPTIVE: tl.constexpr):
     """(start, end) of window ``at`` of ``windows`` along an axis, end at most that of the padding.
 
@@ -26,7 +33,7 @@ def window(at, kernel, stride, padding, dilation, extent, windows, ADAPTIVE: tl.
         end = quotient((at + 1) * extent[0] + windows[0] - 1, windows)
     else:
         start = at * stride[0] - padding
-        end = tl.minimum(start + (kernel - 1) * dilation + 1, extent[0] + padding)
+        end = tl.minimum(start + dilated(kernel - 1, dilation) + 1, extent[0] + padding)
     return start, end
 
 
@@ -43,15 +50,19 @@ def coordinates(
     """(image, row, column, channel, which exist) of this program's results, which broadcast to [BLOCK_P, BLOCK_C].
 
     BLOCK_P pixels of any images by BLOCK_C channels, [BLOCK_P, 1] and [1, BLOCK_C]; with BLOCK_C = 1, BLOCK_P
-    neighbouring results, of channels last if LAST and of rows otherwise: all [BLOCK_P, 1].
+    neighbouring results, of channels last if LAST and of rows otherwise: all [BLOCK_P, 1], and ``tiles_channels`` is
+    None.
     """
     program = tl.program_id(0)
-    point = program // tiles_channels * BLOCK_P + tl.arange(0, BLOCK_P)[:, None]
-    channel = program % tiles_channels * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
-    if LAST and BLOCK_C == 1:
-        pixel = quotient(point, channels)
-        channel = point - pixel * channels[0]
-        point = pixel
+    if BLOCK_C == 1:
+        point = program * BLOCK_P + tl.arange(0, BLOCK_P)[:, None]
+        if LAST:
+            pixel = quotient(point, channels)
+            channel = point - pixel * channels[0]
+            point = pixel
+    else:
+        point = program // tiles_channels * BLOCK_P + tl.arange(0, BLOCK_P)[:, None]
+        channel = program % tiles_channels * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
     line = quotient(point, columns)
     column = point - line * columns[0]
     image = quotient(line, rows)
@@ -124,7 +135,7 @@ def pool_kernel(
     ``x`` and ``out``: (image, channel, row, column) of f16, bf16, f32 or f64; ``indices``: i64; strides in this order,
     None for 1. A program computes the results at its ``coordinates``. Without ``divisor``, a sum is divided by the
     number of the window's elements. Sums are accumulated in ACC, in row-major order. ``kernel_rows``,
-    ``kernel_columns``: extents of the largest window.
+    ``kernel_columns``: extents of the largest window; dilations: None for 1.
     """
     image, row, column, channel, inside = coordinates(
         batch, channels, rows, columns, tiles_channels, LAST, BLOCK_P, BLOCK_C
@@ -140,7 +151,8 @@ def pool_kernel(
     for i in range(0, kernel_rows, ROWS):
         for j in range(0, kernel_columns, COLUMNS):
             for tap in tl.static_range(ROWS * COLUMNS):
-                down, across = (i + tap // COLUMNS) * dilation_rows, (j + tap % COLUMNS) * dilation_columns
+                down = dilated(tl.full((), i + tap // COLUMNS, tl.int32), dilation_rows)
+                across = dilated(tl.full((), j + tap % COLUMNS, tl.int32), dilation_columns)
                 y, z = top + down, first + across
                 live = inside & (y >= 0) & (y < low) & (z >= 0) & (z < right)
                 own = at + (axis_offset(down, x_strides[2]) + axis_offset(across, x_strides[3]))
