@@ -774,6 +774,33 @@ def test_what_a_capture_launches_stays_loaded(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
+    ("rows", "stream", "captured", "allocated"),
+    [(3, 7, False, 1), (3, 8, False, 2), (3, 7, True, 2), (5000, 7, False, 2)],
+    ids=["same stream", "other stream", "captured", "large"],
+)
+def test_scratch_memory_of_one_launch_is_kept_for_its_stream(
+    rows: int, stream: int, captured: bool, allocated: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Norms without gradients drop what a gradient would need of each row."""
+    on, state = [7], [False]
+    made: list[int] = []
+    monkeypatch.setattr(program, "is_capturing", lambda: state[0])
+    monkeypatch.setattr(program, "current_stream", lambda index: on[0])
+    with replays_on_cpu() as answers:
+        empty = program._empty
+        monkeypatch.setattr(program, "_empty", lambda *args: made.append(1) or empty(*args))
+        x, w = torch.randn(rows, 8), torch.randn(8)
+        for _ in range(2):
+            functional.rms_norm(x, (8,), w)
+        on[0], state[0] = stream, captured
+        for _ in range(2):
+            del made[:]
+            torch.testing.assert_close(functional.rms_norm(x, (8,), w), torch.rms_norm(x, (8,), w))
+            assert len(made) == allocated
+    assert answers == [True, True]
+
+
+@pytest.mark.parametrize(
     ("change", "error", "by_driver"),
     [(torch.clone, 0, 2), (torch.clone, 201, 2), (lambda t: t.t().contiguous().t(), 0, 0), (lambda t: t[:0], 0, 0)],
     ids=["dense", "no context", "other strides", "empty"],

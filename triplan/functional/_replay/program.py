@@ -42,6 +42,8 @@ _watched = torch._C._has_torch_function_variadic
 _APART = 512
 #: Bytes at most of a constant tensor that a replay holds.
 _MAX_CONSTANT = 4096
+#: Bytes at most of the scratch memory that a replay holds. Untuned.
+_MAX_SCRATCH = 1 << 14
 #: Functions that do the same as ops that are no methods.
 _DIRECT = {torch.ops.aten.where.self: torch.where, torch.ops.aten.cat.default: torch.cat}
 #: Scales that ops may treat specially.
@@ -113,6 +115,8 @@ class Program:
         self.offsets: list[int] = []
         self._parts: dict[int, tuple[str, int]] = {}  # by storage: the buffer that it is a part of, and where
         self._divide("hidden", hidden)
+        #: Bytes of scratch memory that the one launch of a call asks for.
+        self._lone_scratch = 0
         self._divide("scratch", [t for step in self._steps if isinstance(step, Step) for t in step.tensors()])
         #: For each tensor: the alignment that operands in it need, and whether one is written.
         self.alignments, self.written = [1] * len(self.tensors), [False] * len(self.tensors)
@@ -216,9 +220,31 @@ class Program:
                 if self._parts.get(storage or 0, ("",))[0] != buffer:
                     raise NotRepeatable
                 self.offsets.append(self._parts[storage or 0][1] + int(t.storage_offset()) * t.element_size())
-        if size or (buffer == "hidden" and tensors):
-            self.constants["bytes"] = torch.uint8
-            self._allocate(buffer, f"({size},), (1,), bytes")
+        if buffer == "scratch" and len(self._steps) == 1:
+            self._lone_scratch = size
+        elif size or (buffer == "hidden" and tensors):
+            self._allocate_bytes(buffer, size)
+
+    def _allocate_bytes(self, buffer: str, size: int) -> None:
+        self.constants["bytes"] = torch.uint8
+        self._allocate(buffer, f"({size},), (1,), bytes")
+
+    def _provide_scratch(self, size: int) -> None:
+        """Keep the scratch memory of a lone launch for calls on the current stream, where launches come one by one.
+
+        Other streams allocate it. So does a capture, whose graph may outlive the replay.
+        """
+        of = self.tensors[0]
+        if size > _MAX_SCRATCH or (of.is_cuda and torch.cuda.is_current_stream_capturing()):
+            self._allocate_bytes("scratch", size)
+            return
+        kept = torch.empty(size, dtype=torch.uint8, device=of.device)
+        self.constants |= {"kept": kept, "kept_at": kept.data_ptr(), "kept_on": current_stream(of.get_device())}
+        self.constants["capturing"] = is_capturing
+        self.lines.append("if at == kept_on and not (at and capturing()): scratch_at = kept_at")
+        before = len(self.lines)
+        self._allocate_bytes("scratch", size)
+        self.lines[before:] = ["else:", *(f"  {line}" for line in self.lines[before:])]
 
     def source(self, t: Tensor) -> tuple[int, list[View]]:
         """The number of the one tensor of the call that ``t`` is, or is a view of; and the views."""
@@ -358,6 +384,9 @@ class Program:
         with torch.no_grad():  # as the kernels ran
             templates = step.plan.templates(args, step.workspace, places)
         self._ask_for_stream()
+        if self._lone_scratch:
+            provide = self._provide_scratch if len(templates) == 1 else partial(self._allocate_bytes, "scratch")
+            provide(self._lone_scratch)
         for template in templates:
             name = f"launch{len(self.lines)}"
             if template.computed:
