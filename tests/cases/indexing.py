@@ -22,7 +22,7 @@ OPS = (
 )
 ENTRIES = [(op, entry.name) for op in OPS for entry in tp.TABLE.rows(op) if entry.backend is tp.BackendKind.TRITON]
 #: The rows of index_put that store; the others accumulate.
-STORING = ("rows", "elements", "ordered_last")
+STORING = ("rows", "elements", "ordered_last", "atomic_last")
 POLICIES = [(policy, wrap) for policy in ("skip", "clamp", "error") for wrap in (False, True)]
 #: Which field names the points, the axis and the extent that indices point into.
 FIELDS = {

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 from cases import INTERPRETER, pinned, repeats, required
-from cases.indexing import ENTRIES, OPS, POLICIES, accumulate_of, build, elements_of, grid
+from cases.indexing import ENTRIES, OPS, POLICIES, STORING, accumulate_of, build, elements_of, grid
 from hypothesis import Phase, given, settings, strategies as st
 
 import triplan as tp
@@ -34,7 +34,7 @@ SHAPE, EXTENT = (2, 3, 17), 5
 
 
 def passes_of(row: str, seed: int) -> tuple[Values, ...]:
-    if row in ("rows", "elements", "ordered_last"):
+    if row in STORING:
         return ("bits",)
     # The ordered kernel walks all contributions, each an interpreted step: one kind of values at a time.
     sums: tuple[Values, ...] = ("integers", "special")

@@ -10,7 +10,7 @@ from cases import H200, INTERPRETER, compiles, pinned
 from cases.indexing import build
 
 import triplan as tp
-from triplan.backends.triton.indexing import traversals_kernels as kernels
+from triplan.backends.triton.indexing import tiles, traversals_kernels as kernels
 from triplan.backends.triton.indexing.geometry import geometry
 from triplan.backends.triton.indexing.points import ADD, repeated
 from triplan.backends.triton.indexing.points_kernels import multiply_point
@@ -72,6 +72,38 @@ def test_tiles_in_the_interpreter(case: int, dense: int, table: int) -> None:
 @pytest.mark.parametrize("case", range(len(CASES)))
 def test_tiles_on_the_gpu(case: int, dense: int, table: int) -> None:
     check(case, dense, table, tp.Target.current())
+
+
+STRIPES = [i for i, (op, *_, axis, _) in enumerate(CASES) if op == "gather" or (op == "scatter_prod" and axis == 0)]
+
+
+def stripes(plan: tp.Plan[Any, Any]) -> set[bool]:
+    return {launch.constexprs["STRIPED"] for launch in plan.launches if launch.kernel is kernels.tiles_kernel}
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize(("dense", "table"), [(0, 0), (0, 1)])
+@pytest.mark.parametrize("case", STRIPES)
+def test_stripes_in_the_interpreter(case: int, dense: int, table: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a table that is larger than the cache."""
+    monkeypatch.setattr(tiles, "L2_SHARE", 0)
+    plan = pinned(problem(case, dense, table), CASES[case][1], INTERPRETER)
+    assert plan is not None
+    assert stripes(plan) == {CASES[case][0] == "gather"}  # contributions that contend should not meet
+    check_plan(plan, seed=case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("op", "entry"), [("gather", "elements"), ("scatter", "atomic_last"), ("scatter_add", "atomic_elements")]
+)
+@pytest.mark.parametrize(("dense", "table"), UNITS)
+def test_stripes_on_the_gpu(op: str, entry: str, dense: int, table: int) -> None:
+    desc = with_units(build(op, (3, 50, 999), 1, 1500, element="f32"), dense, table)
+    plan = pinned(desc, entry, tp.Target.current())
+    assert plan is not None
+    assert stripes(plan) == {True}
+    check_plan(plan, seed=1)
 
 
 @pytest.mark.parametrize(

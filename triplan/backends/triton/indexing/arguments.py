@@ -96,6 +96,10 @@ class Walk:
         found = strides(operand, [axes[group[-1]] for group in self.groups], self.g.wide, item)
         return padded(found, Int(0, self.g.wide))
 
+    def padded(self, along: Sequence[Arg]) -> tuple[Arg, ...]:
+        """A stride along each dimension, as arguments."""
+        return padded((along[group[-1]] for group in self.groups), Int(0, True))
+
     def dense(self) -> tuple[Arg, ...]:
         return self._strides(self.g.dense, self.g.dense_axes)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from triplan.backends.triton.common.card import SECTOR
+from triplan.backends.triton.common.card import L2_SHARE, SECTOR
 from triplan.backends.triton.common.offsets import I32_LIMIT
 from triplan.descriptors import (
     EmbeddingBackwardDescriptor,
@@ -32,6 +32,11 @@ from triplan.descriptors import (
 from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku.facts import cached_property, fact
 
+#: Columns of the narrowest stripe of the table. Narrower ones would split the runs of equal indices that are common:
+#: measured, that costs more than the cache gives.
+MIN_STRIPE = 64
+#: Columns of the widest stripe of the table.
+MAX_STRIPE = 512
 #: Elements of the shortest row that ``rows_kernel`` takes: shorter ones do not fill vectors. Untuned.
 MIN_ROW = 16
 
@@ -160,6 +165,19 @@ class Geometry:
         """For each dimension, its stride in the row-major numbering of the index tensor's elements."""
         strides = packed_strides(self.index.shape)
         return tuple(0 if axis is None else strides[axis] for axis in self.index_axes)
+
+
+def stripe_columns(g: Geometry) -> int:
+    """Columns of a stripe: as many as fit in ``L2_SHARE`` with all rows, a power of two within the limits above."""
+    fitting = L2_SHARE // max(g.extents[0] * g.table.element.itemsize, 1)
+    return min(MAX_STRIPE, max(MIN_STRIPE, 1 << max(fitting, 1).bit_length() - 1))
+
+
+def index_alone(g: Geometry) -> Geometry:
+    """The points are the elements of the indices: nothing moves in the table but by them."""
+    axes = tuple(range(len(g.index.shape)))
+    nowhere: Axes = (None,) * len(axes)
+    return replace(g, sizes=g.index.shape, dense_axes=nowhere, table_axes=nowhere, index_axes=axes, padding=None)
 
 
 @fact

@@ -47,9 +47,14 @@ def single(function: Any) -> Point:
     return Point(function, elements=SINGLE_ELEMENTS)
 
 
+#: How a second offset follows: (along each dimension, along the indexed axes, last first).
+PlaceStrides = tuple[list[Arg], tuple[Arg, ...]]
+
 GATHER = Point(kernels.gather_point)
 STORE = Point(kernels.store_point)
 NOTHING = Point(kernels.no_point)
+MARK_LAST = Point(kernels.mark_last_point, pairs=True)
+STORE_LAST = Point(kernels.store_last_point, pairs=True)
 ADD = Point(kernels.atomic_point)
 ADD_SINGLE = single(kernels.atomic_point)
 ADD_PAIRS = Point(kernels.atomic_pair_point, pairs=True, elements=SINGLE_ELEMENTS)
@@ -85,15 +90,15 @@ def run_length(g: Geometry, point: Point) -> Int | None:
     return Int(g.table.numel if g.table.layout.packed or unit is None else g.table.shape[unit], g.wide)
 
 
-def place_strides(g: Geometry, point: Point) -> tuple[list[Arg], tuple[Arg, ...]] | None:
-    """(along each dimension, along the indexed axes, last first): how an element's place in its run follows.
+def place_strides(g: Geometry, point: Point) -> PlaceStrides | None:
+    """How an element's place in its run follows.
 
     None where the place is the offset, or not asked for.
     """
     if run_length(g, point) is None or g.table.layout.packed:
         return None
 
-    def along(axis: int | None) -> Int:
+    def along(axis: int | None) -> Arg:
         return Int(int(axis == g.table.layout.unit_axis), True)
 
     return [along(a) for a in g.table_axes], tuple(along(a) for a in g.indexed)[::-1]

@@ -36,6 +36,22 @@ def store_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
 
 
 @triton.jit
+def mark_last_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
+    """last[place] = the largest position of those with this place; ``table``: (address, place, last, position)."""
+    tl.atomic_max(table[2] + table[1], table[3].to(table[2].dtype.element_ty), mask=hit, sem="relaxed")
+
+
+@triton.jit
+def store_last_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
+    """table[at] = dense where the position is that in ``last``; ``table``: as in ``mark_last_point``.
+
+    ``dense`` and the table of one integer type as wide as the element: bits are moved, not values.
+    """
+    hit = hit & (tl.load(table[2] + table[1], mask=hit, other=-1) == table[3])
+    tl.store(table[0] + at, tl.load(dense, mask=hit), mask=hit)
+
+
+@triton.jit
 def no_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """Nothing: the traversal only records bad indices."""
 

@@ -18,7 +18,7 @@ from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US, SECTOR
 from triplan.backends.triton.common.fill import fill_launch, fold_launch
 from triplan.backends.triton.common.offsets import I32_LIMIT
 from triplan.backends.triton.indexing import segments
-from triplan.backends.triton.indexing.geometry import geometry
+from triplan.backends.triton.indexing.geometry import Geometry, geometry
 from triplan.backends.triton.indexing.registration import ADDED, SUMS, entry
 from triplan.backends.triton.indexing.sorting import Sorted, buffers, sort_launches, sorted_view
 from triplan.backends.triton.indexing.sums import first_launches
@@ -41,6 +41,9 @@ ELEMENT_US = 4e-5
 AGAIN_US = 6e-6
 #: Time relative to packed operands. This and AGAIN_US: fitted to ``bench anywhere indexing --seed 1`` on an H200.
 WALKED = 2.5
+#: The same where a contribution lies across the contiguous axis, so that each element is in a sector of its own. From
+#: 1.2 GB of f32 in ``bench anywhere indexing --seed 3`` on an H200.
+ACROSS = 6.5
 #: Fitted: microseconds per slot in the same case.
 SLOT_US = 2e-5
 #: Fitted: microseconds per contribution of sums of single elements, where programs are launched for contributions.
@@ -64,7 +67,7 @@ def rank(desc: IndexingDescriptor, target: Target) -> float:
 
 
 def _sum_us(s: Sorted) -> float:
-    walked = 1.0 if s.g.packed else WALKED
+    walked = 1.0 if s.g.packed else ACROSS if _lies_across(s.g) else WALKED
     if s.inner > 1:
         written = 2 * min(s.slots, s.count) if s.g.keeps else s.slots
         row = s.inner * s.g.dense.element.itemsize
@@ -73,6 +76,12 @@ def _sum_us(s: Sorted) -> float:
         element_us = ELEMENT_US if s.outer == 1 else AGAIN_US
         return (element_us * s.count + SLOT_US * s.slots) * s.outer
     return walked * POSITION_US * s.count * s.outer
+
+
+def _lies_across(g: Geometry) -> bool:
+    """Whether contributions to one element, not those to its neighbours, are adjacent in memory."""
+    unit = g.dense.layout.unit_axis
+    return unit is not None and any(g.dense_axes[d] == unit and g.sizes[d] > 1 for d in g.loop)
 
 
 def workspace(desc: IndexingDescriptor, target: Target) -> int:

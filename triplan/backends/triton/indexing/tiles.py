@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Stride, power_of_two_in
+from triplan.backends.triton.common.card import L2_SHARE
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, extent_int, extents, padded
 from triplan.backends.triton.common.strides import Along, count, known_strides, row_tile
-from triplan.backends.triton.indexing import points, traversals_kernels as kernels
+from triplan.backends.triton.indexing import traversals_kernels as kernels
 from triplan.backends.triton.indexing.arguments import index_pointers, policy, traversal_arguments
-from triplan.backends.triton.indexing.geometry import MIN_ROW, Axes, Geometry
-from triplan.backends.triton.indexing.points import ADD, Point
+from triplan.backends.triton.indexing.geometry import MIN_ROW, Axes, Geometry, stripe_columns
+from triplan.backends.triton.indexing.points import ADD, PlaceStrides, Point
 from triplan.descriptors import Operand
 from triplan.descriptors.indexing import IndexingDescriptor
 
@@ -79,13 +80,21 @@ def filled(columns: int, width: int) -> bool:
     return columns >= FILLED * -(-columns // width) * width
 
 
+def striped(g: Geometry, p: Plane, point: Point) -> bool:
+    """Whether tiles are visited by stripes of columns: each column has a part of the table, which is larger than the L2
+    cache."""
+    return g.full and not point.contends and p.cols not in g.loop and g.table.nbytes > L2_SHARE
+
+
 def tile(g: Geometry, p: Plane, point: Point) -> tuple[int, int]:
     """(rows, columns) of a program."""
     rows, cols = g.sizes[p.rows], g.sizes[p.cols]
     many = not g.full and not p.turned and g.numel >= MANY
     most = point.elements or (min(ROW_BYTES // g.dense.element.itemsize, MAX_ELEMENTS) if many else ELEMENTS)
     if not p.turned:
-        return row_tile(most, rows, cols)
+        high, wide = row_tile(most, rows, cols)
+        fitting = stripe_columns(g) if striped(g, p, point) else wide
+        return high * wide // min(wide, fitting), min(wide, fitting)
     high = min(TURNED_ROWS, ceil_power(rows), max(most // 32, 1))
     return high, min(most // high, ceil_power(cols))
 
@@ -129,8 +138,9 @@ def tiles_launch(
     point: Point,
     args: Mapping[str, Arg],
     constexprs: Mapping[str, Any],
+    place: PlaceStrides | None,
 ) -> Launch:
-    """One launch over ``g``. ``args`` and ``constexprs``: what all traversals give ``point``."""
+    """One launch over ``g``. ``args`` and ``constexprs``: what all traversals give ``point``, and ``place`` too."""
     others = [d for d in range(len(g.sizes)) if d not in (p.rows, p.cols)]
     rows, cols = tile(g, p, point)
 
@@ -142,7 +152,6 @@ def tiles_launch(
     def strides(o: Operand, axes: Axes, item: int | None = None) -> tuple[Arg, ...]:
         return three([_stride(o, a, item) for a in axes])
 
-    place = points.place_strides(g, point)
     axis_strides = [s if (s := _stride(g.table, a)) is not None else Int(1, True) for a in g.indexed]
     return Launch(
         kernels.tiles_kernel,
@@ -164,6 +173,7 @@ def tiles_launch(
         },
         {
             **policy(desc, g),
+            "STRIPED": striped(g, p, point),
             "INDEX_MOVES": g.index_axes[p.cols] is not None,
             "BLOCK_ROWS": rows,
             "BLOCK_COLS": cols,

@@ -10,9 +10,8 @@ from dataclasses import replace
 import triton.language as tl
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, power_of_two_in
-from triplan.backends.triton.common.card import L2_SHARE
 from triplan.backends.triton.common.fill import fill_launch
-from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, extent_int, padded
+from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, extent_int
 from triplan.backends.triton.indexing import points, traversals_kernels as kernels
 from triplan.backends.triton.indexing.arguments import (
     Walk,
@@ -22,8 +21,8 @@ from triplan.backends.triton.indexing.arguments import (
     status,
     traversal_arguments,
 )
-from triplan.backends.triton.indexing.geometry import Axes, Geometry, geometry
-from triplan.backends.triton.indexing.points import Point
+from triplan.backends.triton.indexing.geometry import MAX_STRIPE, Geometry, geometry, index_alone, stripe_columns
+from triplan.backends.triton.indexing.points import PlaceStrides, Point
 from triplan.backends.triton.indexing.tiles import filled, plane, tiles_launch
 from triplan.descriptors import PACKED
 from triplan.descriptors.fields import NO_BAD_INDEX
@@ -43,19 +42,8 @@ SCATTERED_ELEMENTS = 512
 SCATTERED_ATOMICS = 256
 #: Columns from which on atomics of a stripe take ``SCATTERED_ELEMENTS``.
 WIDE_STRIPE = 256
-#: Columns of the narrowest stripe of the table. Narrower ones would split the runs of equal indices that are common:
-#: measured, that costs more than the cache gives.
-MIN_STRIPE = 64
-#: Columns of the widest stripe of the table.
-MAX_STRIPE = 512
 #: Points per program of ``elements_kernel``: four per thread. Untuned.
 ELEMENTS_BLOCK = 512
-
-
-def stripe_columns(g: Geometry) -> int:
-    """Columns of a stripe: as many as fit in ``L2_SHARE`` with all rows, a power of two within the limits above."""
-    fitting = L2_SHARE // max(g.extents[0] * g.table.element.itemsize, 1)
-    return min(MAX_STRIPE, max(MIN_STRIPE, 1 << max(fitting, 1).bit_length() - 1))
 
 
 def rows_tile(desc: IndexingDescriptor, point: Point) -> tuple[int, int]:
@@ -115,21 +103,23 @@ def elements_launch(
     compute: ElementKind,
     packed_table: bool = False,
     g: Geometry | None = None,
+    places: tuple[Arg, PlaceStrides] | None = None,
 ) -> Launch:
     """One launch of ``elements_kernel``, over ``g`` (default: the descriptor's geometry).
 
-    ``packed_table``: ``table`` has the table operand's shape, but is packed.
+    ``packed_table``: ``table`` has the table operand's shape, but is packed. ``places``: an address, and how the offset
+    to it follows, which ``point`` gets in place of a run and the place there.
     """
     g = geometry(desc) if g is None else g
     if packed_table and not g.table.layout.packed:
         g = replace(g, table=replace(g.table, layout=PACKED))
     walk = Walk(g, range(len(g.sizes)))
     block = point.elements or ELEMENTS_BLOCK
-    place = points.place_strides(g, point)
-    args: dict[str, Arg] = {"dense": dense, "table": table, "run": points.run_length(g, point)}
+    run, place = places or (points.run_length(g, point), points.place_strides(g, point))
+    args: dict[str, Arg] = {"dense": dense, "table": table, "run": run}
     constexprs = {"POINT": point.function, "PAIRS": point.pairs, "COMPUTE": TL[compute]}
     if (tiles := plane(g, point)) is not None:
-        return tiles_launch(desc, g, tiles, point, args, constexprs)
+        return tiles_launch(desc, g, tiles, point, args, constexprs, place)
     return Launch(
         kernels.elements_kernel,
         -(-g.numel // block),
@@ -143,7 +133,7 @@ def elements_launch(
             "table_strides": walk.table(),
             "index_strides": walk.index(),
             "position_strides": walk.position(),
-            "place_strides": None if place is None else (padded(place[0], Int(0, True)), place[1]),
+            "place_strides": None if place is None else (walk.padded(place[0]), place[1]),
         },
         {
             **policy(desc, g),
@@ -173,9 +163,6 @@ def status_launches(desc: IndexingDescriptor) -> list[Launch]:
     g = geometry(desc)
     if not g.idle or not g.index.numel:
         return [reset]
-    # There is nothing to move or add, but there are indices, and they may be bad: visit them alone.
-    axes = tuple(range(len(g.index.shape)))
-    nowhere: Axes = (None,) * len(axes)
-    bare = replace(g, sizes=g.index.shape, dense_axes=nowhere, table_axes=nowhere, index_axes=axes, padding=None)
+    # There is nothing to move or add, but there are indices, and they may be bad.
     unused = index_pointers(g)[0]
-    return [reset, elements_launch(desc, points.NOTHING, unused, unused, ElementKind.I32, g=bare)]
+    return [reset, elements_launch(desc, points.NOTHING, unused, unused, ElementKind.I32, g=index_alone(g))]

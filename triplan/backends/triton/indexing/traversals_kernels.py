@@ -116,8 +116,9 @@ def elements_kernel(
 
     ``numel`` points c over ``sizes``; the k-th index, i32 or i64, selects along an axis of ``extents[k]`` and
     ``axis_strides[k]``. DENSE_FLAT and INDEX_FLAT: that operand's elements are numbered as the points are, so that its
-    loads stay vectors. PAIRS: as in ``rows_kernel``; the place is the offset, or, if ``place_strides`` are given, the
-    sum of its coordinates times those along the dimensions, and of its positions times those along the indexed axes.
+    loads stay vectors. PAIRS: POINT gets (table, place, ``run``, position among the indices); the place is the offset,
+    or, if ``place_strides`` are given, the sum of its coordinates times those along the dimensions, and of what indices
+    select times those along the indexed axes.
     """
     point = tl.program_id(0).to(POINT_TYPE) * BLOCK + tl.arange(0, BLOCK)
     live = point < numel
@@ -138,7 +139,7 @@ def elements_kernel(
     if REPORT:
         report(status, live & (inside == 0), unravel(point, sizes, position_strides))
     if PAIRS:
-        table = (table, offset if place_strides is None else place, run)
+        table = (table, offset if place_strides is None else place, run, unravel(point, sizes, position_strides))
     if DENSE_FLAT:
         POINT(table, offset, dense + point, hit, live, alpha, COMPUTE)
     else:
@@ -181,6 +182,7 @@ def tiles_kernel(
     CLAMP: tl.constexpr,
     COMPUTE: tl.constexpr,
     INDEX_MOVES: tl.constexpr,
+    STRIPED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
 ):
@@ -193,10 +195,16 @@ def tiles_kernel(
     pid = tl.program_id(0)
     col_blocks = tl.cdiv(cols, BLOCK_COLS)
     row_blocks = tl.cdiv(rows, BLOCK_ROWS)
-    col = (pid % col_blocks * BLOCK_COLS + tl.arange(0, BLOCK_COLS))[:, None]
-    rest = pid // col_blocks
-    row = (rest % row_blocks * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[None, :]
-    rest = rest // row_blocks
+    if STRIPED:
+        # All rows of one stripe of columns, then the next stripe: the table's part of a stripe stays in the L2 cache.
+        row_block = pid % row_blocks
+        col_block = pid // row_blocks % col_blocks
+    else:
+        row_block = pid // col_blocks % row_blocks
+        col_block = pid % col_blocks
+    rest = pid // (col_blocks * row_blocks)
+    col = (col_block * BLOCK_COLS + tl.arange(0, BLOCK_COLS))[:, None]
+    row = (row_block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[None, :]
     live_row = row < rows
     live = (col < cols) & live_row
     known = live if INDEX_MOVES else live_row
@@ -217,7 +225,8 @@ def tiles_kernel(
     if REPORT:
         report(status, live & (inside == 0), walked(rest, row, col, sizes, position_strides))
     if PAIRS:
-        table = (table, offset if place_strides is None else place, run)
+        position = walked(rest, row, col, sizes, position_strides)
+        table = (table, offset if place_strides is None else place, run, position)
     POINT(table, offset, dense + walked(rest, row, col, sizes, dense_strides), hit, live, alpha, COMPUTE)
 
 
