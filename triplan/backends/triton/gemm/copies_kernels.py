@@ -42,10 +42,9 @@ def matrix_copy_kernel(
         program = program % tiles
         source += product * source_batch
         out += product * out_batch
-    row = (program // across).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = (program % across).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
-    within = (row < rows)[:, None]
-    at = source + row[:, None] * source_m + column[None, :] * source_n
-    x = tl.load(at, mask=within & (column < source_columns)[None, :], other=0)
-    at = out + row[:, None] * out_m + column[None, :] * out_n
-    tl.store(at, x, mask=within & (column < out_columns)[None, :])
+    # Blocks are [columns, rows]: where the compiler knows no stride, it lets consecutive threads access the first axis.
+    row = ((program // across).to(tl.int64) * ROWS + tl.arange(0, ROWS))[None, :]
+    column = ((program % across).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS))[:, None]
+    within = row < rows
+    x = tl.load(source + row * source_m + column * source_n, mask=within & (column < source_columns), other=0)
+    tl.store(out + row * out_m + column * out_n, x, mask=within & (column < out_columns))
