@@ -11,7 +11,7 @@ from cases.gemm import COLUMN, ELEMENTS, LOOSE_COLUMN, LOOSE_ROW, backward, batc
 import triplan as tp
 from matrix import Build, Patterns, compiles, planned
 from triplan.backends.runtime.launch import Launch, overlapping
-from triplan.backends.triton.gemm import split_k, tiles, wgmma, wgmma_backward, wgmma_tiles
+from triplan.backends.triton.gemm import fma, split_k, tiles, wgmma, wgmma_backward, wgmma_tiles
 from triplan.backends.triton.gemm.rings import lower, rings_of
 from triplan.backends.triton.gemm.tile_shapes import tiles_of
 
@@ -164,6 +164,8 @@ def asks(desc: Any, entry: str, name: str) -> Patterns:
             and desc.n % 16 == desc.k % 16 == 0
         ):
             has.append(r"cp\.async\.cg")
+    if name == "fma_kernel":
+        return (r"fma\.rn\.f32", r"cp\.async\.c[ag]"), (r"mma",)
     if desc in tuple(vectors()):
         has, lacks = [*has, r"cp\.async\.cg\.shared\.global"], (r"cp\.async\.ca", r"ld\.global\.b16")
     return tuple(has), lacks
@@ -188,6 +190,13 @@ def others(op: str, entry: str, target: tp.Target) -> Iterator[tuple[tp.Descript
             for ring in rings_of(desc, target, True):
                 if lower(desc, ring):
                     yield desc, wgmma.launches(desc, ring, target)
+    elif (op, entry) == ("gemm", "fma"):
+        wide = base.replace(element="f32", layouts={})
+        odd = wide.replace(m=4097, n=4099, k=4101)
+        for desc in (wide, odd, *(d.replace(layouts={"a": LOOSE_COLUMN, "c": COLUMN}) for d in (wide, odd))):
+            for split in fma.splits_of(desc):
+                if split.pieces <= 2:
+                    yield desc, overlapping(fma.launches(desc, split), target)
     elif (op, entry) == ("gemm", "split_k"):
         for split in split_k.splits_of(DECODE, target):
             yield DECODE, overlapping(split_k.launches(DECODE, split), target)

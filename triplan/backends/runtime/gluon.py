@@ -14,6 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.language.extra import cuda
 
 mbarrier: Any = hopper.mbarrier
@@ -24,6 +25,10 @@ _tma: Any = hopper.tma
 load_tile: Any = getattr(_tma, "async_load", None) or _tma.async_copy_global_to_shared
 store_tile: Any = getattr(_tma, "async_store", None) or _tma.async_copy_shared_to_global
 store_wait: Any = _tma.store_wait
+#: Asynchronous copies from pointers to shared memory (``cp.async``); masked elements become 0.
+copy_block: Any = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+copies_committed: Any = async_copy.commit_group
+copies_wait: Any = async_copy.wait_group
 #: A barrier for the threads of one warp-specialised partition.
 thread_barrier: Any = getattr(gl, "thread_barrier", None) or gl.barrier
 #: Programmatic dependent launch: wait until the previous launch has ended; allow the next one to begin.
@@ -40,6 +45,9 @@ def reinterpret(buffer, dtype, shape, layout, _semantic=None):  # type: ignore[n
 
 __all__ = [
     "GluonASTSource",
+    "copies_committed",
+    "copies_wait",
+    "copy_block",
     "fence_async_shared",
     "gl",
     "gluon",

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.table import Build, kernel
-from triplan.backends.triton.gemm import column_sums, gemv, outer, repacked, split_k, tiles
+from triplan.backends.triton.gemm import column_sums, fma, gemv, outer, repacked, split_k, tiles
 from triplan.backends.triton.gemm.entries import BACKWARD, ELEMENTS
 from triplan.backends.triton.gemm.guarantees import backward_guarantee
 from triplan.backends.triton.gemm.matrices import backward_layout
@@ -40,6 +40,7 @@ WAYS = (
     Way(split_k.supports, split_k.rank, split_k.workspace, split_k.split_k),
     Way(gemv.supports, gemv.rank, gemv.workspace, gemv.gemv),
     Way(outer.supports, outer.rank, no_workspace, outer.outer),
+    Way(fma.supports, fma.rank, fma.workspace, fma.fma),
     Way(repacked.supports, repacked.rank, repacked.workspace, repacked.repacked),
 )
 

@@ -1,0 +1,86 @@
+"""Products of f32 by FMAs in large tiles: what is copied, where k is cut, and the results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from cases import H200, pinned, required
+from cases.gemm import COLUMN, LOOSE_COLUMN, LOOSE_ROW, backward_grid, batched_grid, check, grid, plan_with
+
+import triplan as tp
+from triplan.backends.triton.gemm import fma
+from triplan.backends.triton.gemm.split_k import Split
+
+SQUARE = tp.GemmDescriptor(m=4096, n=4096, k=4096, element="f32")
+KERNEL, COPY, SUMS = "fma_kernel", "matrix_copy_kernel", "pieces_kernel"
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({}, [KERNEL]),
+        ({"layouts": {"a": COLUMN}, "epilogue": "bias_silu"}, [KERNEL]),
+        ({"layouts": {"b": COLUMN}}, [COPY, KERNEL]),
+        ({"layouts": {"a": "strided"}}, [COPY, KERNEL]),
+        ({"layouts": {"a": "strided", "b": "strided"}}, [COPY, COPY, KERNEL]),
+        ({"n": 4095, "k": 4095, "layouts": {"a": LOOSE_COLUMN, "b": LOOSE_ROW}}, [KERNEL]),
+        ({"reads_c0": True}, [KERNEL, SUMS]),
+        ({"epilogue": "gelu"}, [KERNEL, SUMS]),
+        ({"m": 512, "n": 512, "k": 1 << 16}, [KERNEL, SUMS]),
+    ],
+)
+def test_launches(change: dict[str, Any], names: list[str]) -> None:
+    """Copies of an A without unit stride and of a B that is not row-major; sums where k is cut, or registers spill."""
+    assert [x.kernel.__name__ for x in required(SQUARE.replace(**change), "fma", H200).launches] == names
+
+
+def test_where_it_is_chosen() -> None:
+    for change in ({}, {"layouts": {"a": COLUMN}}, {"layouts": {"b": COLUMN}}, {"k": 4095, "epilogue": "bias_gelu"}):
+        assert tp.plan(SQUARE.replace(**change), target=H200).sku().kernel == "fma"
+    for change in ({"m": 16}, {"k": 16, "n": 64}, {"math": "tf32"}, {"element": "f64"}):
+        assert tp.plan(SQUARE.replace(**change), target=H200).sku().kernel != "fma"
+    empty = required(SQUARE.replace(m=0), "fma", H200)
+    assert (empty.launches, empty.workspace_size()) == ((), 0)
+    with pytest.raises(tp.Unsupported, match="not as f32"):
+        required(SQUARE.replace(math="tf32"), "fma", H200)
+    with pytest.raises(tp.Unsupported, match="nothing to multiply"):
+        required(SQUARE.replace(k=0), "fma", H200)
+    with pytest.raises(tp.Unsupported, match="sm90a"):
+        required(SQUARE, "fma", tp.Target.preset("a100"))
+
+
+def problems(m: int, n: int, k: int) -> Iterator[tp.Descriptor]:
+    yield from grid("f32", m, n, k)
+    yield from batched_grid("f32", 3, m, n, k)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("k", [1, 203, 1024])
+def test_every_layout_on_the_gpu(k: int) -> None:
+    target = tp.Target.current()
+    for m, n in ((136, 264), (3, 515)):
+        found = [plan for desc in problems(m, n, k) if (plan := pinned(desc, "fma", target)) is not None]
+        assert sum(check(plan, turn) for turn, plan in enumerate(found)) > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tile", fma.TILES, ids=str)
+def test_every_tile_and_pieces_on_the_gpu(tile: fma.Tile) -> None:
+    target, entry = tp.Target.current(), next(e for e in tp.TABLE.rows("gemm") if e.name == "fma")
+    for turn, pieces in enumerate(fma.PIECES):
+        split = Split(tile, pieces)
+        for desc in grid("f32", 131, 259, 2053):
+            plan = plan_with(
+                desc, "cut", fma.launches(desc, split), fma.workspace_with(desc, split), entry.guarantee, target
+            )
+            assert check(plan, turn) > 0
+
+
+@pytest.mark.gpu
+def test_gradients_on_the_gpu() -> None:
+    target = tp.Target.current()
+    for turn, desc in enumerate(backward_grid("f32", 1025, 515, 771)):
+        plan = tp.plan(desc, target=target)
+        assert check(plan, turn) > 0

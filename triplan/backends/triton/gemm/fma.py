@@ -1,0 +1,219 @@
+"""Kernel ``fma``: products of f32 by FMAs on Hopper, in larger tiles per thread than Triton's own layout has.
+
+Where k is cut, a second launch adds the pieces, as in ``split_k``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+
+from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_two_in
+from triplan.backends.table import Configuration, kernel
+from triplan.backends.triton.common.card import MAX_THREAD_REGISTERS
+from triplan.backends.triton.gemm import copies
+from triplan.backends.triton.gemm.arguments import epilogue_arguments, pointer, product_arguments
+from triplan.backends.triton.gemm.copies import MatrixCopy
+from triplan.backends.triton.gemm.entries import for_products
+from triplan.backends.triton.gemm.fma_kernels import fma_kernel
+from triplan.backends.triton.gemm.guarantees import guarantee
+from triplan.backends.triton.gemm.matrices import (
+    I32_COUNTER_LIMIT,
+    is_elementwise,
+    is_row_major,
+    layout,
+    unit_axis,
+    vector_elements,
+)
+from triplan.backends.triton.gemm.split_k import Split, partial_bytes, sum_launch, sum_us
+from triplan.backends.triton.gemm.tile_shapes import Tile, programs_of
+from triplan.backends.triton.gemm.tma import ACTIVATIONS
+from triplan.descriptors import Operand
+from triplan.descriptors.gemm import MatrixProductDescriptor
+from triplan.sku import ArchSku, MathPrecision, Support, Target
+from triplan.sku.facts import fact
+
+#: Tiles of 8 rows by 16 columns for each thread; a warp has 32 by 128. 255 registers a thread leave a multiprocessor 8
+#: warps.
+TILES = (Tile(128, 256, 16, 8, 3), Tile(128, 128, 16, 4, 3), Tile(64, 128, 16, 2, 3))
+#: Rows and columns of C for a warp.
+WARP_M, WARP_N = 32, 128
+#: Warps that a multiprocessor holds.
+RESIDENT_WARPS = 8
+#: Pieces that k may be cut into.
+PIECES = (1, 2, 3, 4, 6, 8, 12, 16)
+#: Least extent of a piece along k.
+LEAST_DEPTH = 64
+#: Microseconds outside the steps along k, of the kernel and of each wave of tiles but the first.
+FIXED_US, BETWEEN_US = 2.0, 5.0
+#: Microseconds of 1e6 floating-point operations on one multiprocessor, in the widest tile and in others. These were set
+#: by hand, from cubes of 1024 to 4096 and products of short k on H100 and H200, which no sweep has.
+WIDE_MFLOP_US, MFLOP_US = 2.65, 2.78
+#: Factor on it for each factor that is loaded one element at a time. From products of odd extents.
+SINGLE = 1.06
+#: Bytes of partial sums per microsecond where rows of C begin at any element: they are written one at a time.
+SINGLE_BYTES_PER_US = 1e6
+
+
+@fact
+def moved(desc: MatrixProductDescriptor) -> tuple[MatrixCopy, ...]:
+    """The factors that are copied: an A without unit stride, and a B that is not row-major."""
+    a, b = desc.operand("a"), desc.operand("b")
+    found = (MatrixCopy(a, 1),) if unit_axis(a) is None else ()
+    return found if is_row_major(b) else (*found, MatrixCopy(b, 1))
+
+
+def _factors(desc: MatrixProductDescriptor) -> tuple[Operand, Operand]:
+    """A and B as the kernel reads them."""
+    inner = copies.of_copies(desc, moved(desc))
+    return inner.operand("a"), inner.operand("b")
+
+
+def _vector(o: Operand) -> int:
+    """Elements of a load."""
+    return 1 if is_elementwise(o) else vector_elements(o.element.itemsize)
+
+
+def _is_summed(desc: MatrixProductDescriptor, split: Split) -> bool:
+    """Whether a second launch writes C: it sums pieces, or spares this one an epilogue whose registers would spill."""
+    heavy = desc.reads_c0 or desc.saves_pre or desc.activation == "gelu" or unit_axis(desc.operand("c")) is None
+    return heavy or split.count(desc.k) > 1
+
+
+def launches(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
+    """Copies, ``fma_kernel``, and the sums of its pieces; nothing for an empty C."""
+    if desc.operand("c").numel == 0:
+        return []
+    inner = copies.of_copies(desc, moved(desc))
+    return copies.around(moved(desc), _on_lines(inner, split))
+
+
+def _on_lines(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
+    """The launches on factors with unit stride."""
+    tile, summed = split.tile, _is_summed(desc, split)
+    args, constants = product_arguments(desc, tile)
+    del constants["WHOLE_K"], constants["PRECISION"]
+    cut: dict[str, Arg] = {"c": pointer(desc.operand("c")), "depth": None}
+    result = desc
+    if summed:
+        kept = {name: o for name, o in dict(desc.layouts).items() if name in ("a", "b")}
+        result = desc.replace(epilogue="identity", reads_c0=False, saves_pre=False, symmetric=False, layouts=kept)
+        depth = split.depth(desc.k)
+        cut = {"c": Scratch(0, desc.sums), "depth": Int(depth, divisibility=power_of_two_in(depth))}
+    epilogue, known = epilogue_arguments(result)
+    if summed:
+        slab = desc.m * desc.n
+        epilogue["c_batch"] = Int(slab, wide=True, divisibility=power_of_two_in(slab))
+        del epilogue["alpha"]
+        known["alpha"] = 1.0
+    launch = Launch(
+        fma_kernel,
+        split.count(desc.k) * programs_of(desc, tile),
+        {**args, **epilogue, **cut, "products": Int(math.prod(desc.lead)) if desc.lead else None},
+        {
+            **constants,
+            **known,
+            "STAGES": tile.stages,
+            "WARPS_M": tile.m // WARP_M,
+            "WARPS_N": tile.n // WARP_N,
+            "A_VECTOR": _vector(desc.operand("a")),
+            "B_VECTOR": _vector(desc.operand("b")),
+            "A_ROWS": is_row_major(desc.operand("a")),
+            "ACTIVATION": ACTIVATIONS[result.activation],
+        },
+        num_warps=tile.warps,
+        overlaps=True,
+        max_registers=MAX_THREAD_REGISTERS,
+    )
+    return [launch, sum_launch(desc, split.count(desc.k))] if summed else [launch]
+
+
+def fma_us(desc: MatrixProductDescriptor, split: Split, target: Target) -> float:
+    """Estimated microseconds."""
+    tile, pieces = split.tile, split.count(desc.k)
+    resident = RESIDENT_WARPS // tile.warps
+    waves = -(-pieces * programs_of(desc, tile) // (max(target.sm_count, 1) * resident))
+    rate = WIDE_MFLOP_US if resident == 1 else MFLOP_US
+    single = SINGLE ** sum(_vector(o) == 1 for o in _factors(desc))
+    computed = waves * resident * 2e-6 * tile.m * tile.n * split.depth(desc.k) * rate * single
+    found = FIXED_US + computed + max(waves - 1, 0) * BETWEEN_US + sum(copy.cost_us for copy in moved(desc))
+    if _is_summed(desc, split):
+        found += sum_us(desc, pieces, target)
+        if desc.n % vector_elements(desc.element.itemsize):
+            found += partial_bytes(desc, split) / SINGLE_BYTES_PER_US
+    return found
+
+
+@fact
+def splits_of(desc: MatrixProductDescriptor) -> tuple[Split, ...]:
+    """Every tile with every number of pieces that k is long enough for."""
+    # The addresses and masks of single elements spill in the widest tile.
+    single = any(_vector(o) == 1 for o in _factors(desc))
+    tiles = [t for t in TILES if not single or t.warps < RESIDENT_WARPS]
+    return tuple(Split(t, p) for t in tiles for p in PIECES if p == 1 or p * LEAST_DEPTH <= desc.k)
+
+
+@fact
+def cheapest(desc: MatrixProductDescriptor, target: Target) -> Split:
+    """The split of the lowest estimate; of equal ones that of the fewest pieces."""
+    return min(splits_of(desc), key=lambda split: (fma_us(desc, split, target), split.pieces))
+
+
+def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
+    """Whether the factors are multiplied as f32 on Hopper, and 31 bits count everything."""
+    if target.arch is not ArchSku.SM90A or target.interpret:
+        return Support.no("runs on sm90a, not in the interpreter")
+    if desc.multiplicands is not MathPrecision.F32:
+        return Support.no(f"multiplies as {desc.multiplicands}, not as f32")
+    if desc.k == 0:
+        return Support.no("k is 0: there is nothing to multiply")
+    if max(desc.m, desc.n, desc.k, PIECES[-1] * programs_of(desc, TILES[-1])) >= I32_COUNTER_LIMIT:
+        return Support.no("extents and programs are counted in 31 bits")
+    return copies.counted(moved(desc))
+
+
+def rank(desc: MatrixProductDescriptor, target: Target) -> float:
+    """Estimated microseconds of the cheapest split."""
+    return fma_us(desc, cheapest(desc, target), target)
+
+
+def workspace(desc: MatrixProductDescriptor, target: Target) -> int:
+    """Bytes of the copies and of the partial sums."""
+    return workspace_with(desc, cheapest(desc, target))
+
+
+def workspace_with(desc: MatrixProductDescriptor, split: Split) -> int:
+    if desc.operand("c").numel == 0:
+        return 0
+    return copies.workspace_bytes(moved(desc)) + (partial_bytes(desc, split) if _is_summed(desc, split) else 0)
+
+
+def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str, Configuration]:
+    """Each split."""
+    return {
+        str(split): Configuration(
+            fma_us(desc, split, target), partial(launches, desc, split), workspace_with(desc, split)
+        )
+        for split in splits_of(desc)
+    }
+
+
+@for_products(
+    partial(
+        kernel,
+        name="fma",
+        elements=("f32",),
+        archs=(ArchSku.SM90A,),
+        features=("gluon",),
+        interpretable=False,
+        supports=supports,
+        rank=rank,
+        workspace=workspace,
+        guarantee=guarantee,
+        layout=layout,
+        configurations=configurations,
+    )
+)
+def fma(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
+    return launches(desc, cheapest(desc, target))

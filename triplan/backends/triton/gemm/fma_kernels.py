@@ -1,0 +1,195 @@
+"""Kernel of ``fma``: a product of f32 by FMAs, one tile of C per program, in a layout that reads shared memory seldom
+(Gluon)."""
+
+# mypy: ignore-errors
+# (Gluon's language is not typed; these bodies are compiled, not executed as Python.)
+
+from triplan.backends.runtime.gluon import (
+    copies_committed,
+    copies_wait,
+    copy_block,
+    gl,
+    gluon,
+    next_may_begin,
+    previous_wait,
+    thread_barrier,
+)
+from triplan.backends.triton.gemm import tiles_kernels
+from triplan.backends.triton.gemm.wgmma_shared_kernels import tile_of
+
+#: The epilogue of ``tiles``, compiled as Gluon.
+epilogue = gluon.jit(tiles_kernels.epilogue.fn)
+
+
+@gluon.jit
+def load_rows(factors, left):
+    """The block of A of one step along k, of which ``left`` remains, in registers."""
+    a_at, _, a_in, _, a_depth, _ = factors
+    return gl.load(a_at, mask=a_in & (a_depth < left), other=0.0)
+
+
+@gluon.jit
+def start_copies(factors, ring, slot, left, A_ROWS: gl.constexpr):
+    """Start to copy the blocks of that step into ``slot`` of the ring, but rows of A (A_ROWS)."""
+    a_at, b_at, a_in, b_in, a_depth, b_depth = factors
+    sa, sb = ring
+    if not A_ROWS:
+        copy_block(sa.index(slot), a_at, mask=a_in & (a_depth < left))
+    copy_block(sb.index(slot), b_at, mask=b_in & (b_depth < left))
+    copies_committed()
+
+
+@gluon.jit
+def multiply_step(acc, x, y, layout: gl.constexpr):
+    """acc + x @ y, for blocks (BLOCK_M, BLOCK_K) and (BLOCK_K, BLOCK_N) in shared memory, both read along C."""
+    BLOCK_K: gl.constexpr = x.shape[1]
+    for i in gl.static_range(BLOCK_K):
+        acc += x.slice(i, 1, dim=1).load(layout) * y.slice(i, 1, dim=0).load(layout)
+    return acc
+
+
+@gluon.jit
+def fma_kernel(
+    a,
+    b,
+    c,
+    c0,
+    bias,
+    alpha,
+    beta,
+    products,
+    depth,
+    m,
+    n,
+    k,
+    am,
+    ak,
+    bk,
+    bn,
+    cm,
+    cn,
+    c0m,
+    c0n,
+    bias_n,
+    pre,
+    prem,
+    pren,
+    a_batch,
+    b_batch,
+    c_batch,
+    c0_batch,
+    pre_batch,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    GROUP_M: gl.constexpr,
+    STAGES: gl.constexpr,
+    WARPS_M: gl.constexpr,
+    WARPS_N: gl.constexpr,
+    A_ROWS: gl.constexpr,
+    A_VECTOR: gl.constexpr,
+    B_VECTOR: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+    ACC: gl.constexpr,
+    OVERLAPS: gl.constexpr,
+):
+    """c = act(alpha * a @ b + beta * c0 + bias), one tile (BLOCK_M, BLOCK_N) per program.
+
+    The operands are those of ``tiles_kernel``; A is row-major (A_ROWS) or column-major, B row-major, read in vectors of
+    A_VECTOR and B_VECTOR elements. With ``depth`` (else None) k is cut into pieces of that extent, and c (pieces,
+    products, m, n) is packed, ``c_batch`` elements from one matrix to the next: partial sums. ``products`` is None
+    without a batch.
+
+    A thread accumulates as many elements as registers hold, 8 rows by 16 columns: for 128 FMAs, 24 elements come from
+    shared memory, which passes 32 a clock to all warps of a multiprocessor.
+    """
+    if OVERLAPS:
+        next_may_begin()
+        previous_wait()
+    WARPS: gl.constexpr = WARPS_M * WARPS_N
+    # Four threads down and eight across: the eight that are served at a time read one row of A, and 128 bytes of B.
+    layout: gl.constexpr = gl.BlockedLayout([4, 4], [4, 8], [WARPS_M, WARPS_N], [1, 0])
+    # Rows of A pass through registers into columns. Each thread has 4 of 16 elements of a row; where elements are
+    # loaded one by one, which takes registers, more of one row, which has one address.
+    if A_ROWS and A_VECTOR * B_VECTOR == 16:
+        a_copies: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [WARPS, 1], [1, 0])
+    elif A_ROWS:
+        a_copies: gl.constexpr = gl.BlockedLayout([1, BLOCK_K // WARPS_N], [32, 1], [WARPS_M, WARPS_N], [1, 0])
+    else:
+        a_copies: gl.constexpr = gl.BlockedLayout([A_VECTOR, 1], [32, 1], [1, WARPS], [0, 1])
+    b_copies: gl.constexpr = gl.BlockedLayout([1, B_VECTOR], [1, 32], [WARPS, 1], [1, 0])
+    sa = gl.allocate_shared_memory(
+        a.dtype.element_ty, [STAGES, BLOCK_M, BLOCK_K], gl.SwizzledSharedLayout(1, 1, 1, [0, 1])
+    )
+    sb = gl.allocate_shared_memory(
+        b.dtype.element_ty, [STAGES, BLOCK_K, BLOCK_N], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    )
+    tiles_m = gl.cdiv(m, BLOCK_M)
+    tiles_n = gl.cdiv(n, BLOCK_N)
+    program = gl.program_id(0)
+    slab = program // (tiles_m * tiles_n)
+    tile_m, tile_n = tile_of(program % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
+    product = slab
+    left = k
+    if depth is not None:
+        piece = slab
+        if products is not None:
+            piece = slab // products
+            product = slab % products
+        first = piece * depth
+        a += first.to(gl.int64) * ak
+        b += first.to(gl.int64) * bk
+        left = gl.minimum(depth, k - first)
+        c += slab.to(gl.int64) * c_batch
+    if products is not None:
+        a += product.to(gl.int64) * a_batch
+        b += product.to(gl.int64) * b_batch
+        if depth is None:
+            c += product.to(gl.int64) * c_batch
+        if c0 is not None:
+            c0 += product.to(gl.int64) * c0_batch
+        if pre is not None:
+            pre += product.to(gl.int64) * pre_batch
+    top = tile_m.to(gl.int64) * BLOCK_M
+    side = tile_n.to(gl.int64) * BLOCK_N
+
+    row = top + gl.arange(0, BLOCK_M, gl.SliceLayout(1, a_copies))
+    column = side + gl.arange(0, BLOCK_N, gl.SliceLayout(0, b_copies))
+    a_depth = gl.arange(0, BLOCK_K, gl.SliceLayout(0, a_copies))[None, :]
+    b_depth = gl.arange(0, BLOCK_K, gl.SliceLayout(1, b_copies))[:, None]
+    a_at = a + row[:, None] * am + a_depth.to(gl.int64) * ak
+    b_at = b + b_depth.to(gl.int64) * bk + column[None, :] * bn
+    a_in = (row < m)[:, None]
+    b_in = (column < n)[None, :]
+    for i in gl.static_range(STAGES - 1):
+        factors = (a_at, b_at, a_in, b_in, a_depth, b_depth)
+        start_copies(factors, (sa, sb), i, left - i * BLOCK_K, A_ROWS)
+        if A_ROWS:
+            sa.index(i).store(load_rows(factors, left - i * BLOCK_K))
+        a_at += BLOCK_K * ak
+        b_at += BLOCK_K * bk
+    acc = gl.zeros((BLOCK_M, BLOCK_N), ACC, layout)
+    slot = 0
+    free = STAGES - 1
+    for start in range(0, left, BLOCK_K):
+        copies_wait(STAGES - 2)
+        # This step has come for every warp, and all are done with the one before, whose slot is filled again.
+        thread_barrier()
+        factors = (a_at, b_at, a_in, b_in, a_depth, b_depth)
+        ahead = left - start - (STAGES - 1) * BLOCK_K
+        if A_ROWS:
+            rows = load_rows(factors, ahead)
+        start_copies(factors, (sa, sb), free, ahead, A_ROWS)
+        a_at += BLOCK_K * ak
+        b_at += BLOCK_K * bk
+        acc = multiply_step(acc, sa.index(slot), sb.index(slot), layout)
+        if A_ROWS:
+            sa.index(free).store(rows)
+        free = slot
+        slot = gl.where(slot + 1 == STAGES, 0, slot + 1)
+    copies_wait(0)
+    row = top + gl.arange(0, BLOCK_M, gl.SliceLayout(1, layout))
+    column = side + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
+    epilogue(
+        acc, row, column, c, c0, bias, alpha, beta, m, n, cm, cn, c0m, c0n, bias_n, pre, prem, pren, ACTIVATION, ACC
+    )
