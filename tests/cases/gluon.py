@@ -21,8 +21,9 @@ import torch
 
 from triplan.backends.runtime import gluon as runtime
 from triplan.backends.runtime.gluon import gl
-from triplan.backends.runtime.launch import Float, Int, Launch, Ptr, Scalar, Scratch, Stride, TensorMap
+from triplan.backends.runtime.launch import Counter, Float, Int, Launch, Ptr, Scalar, Scratch, Stride, TensorMap
 from triplan.backends.triton import attention, conv, gemm
+from triplan.backends.triton.common import meeting_kernels
 from triplan.sku import ElementKind
 
 Tensor = torch.Tensor
@@ -31,6 +32,7 @@ MODULES = {
     family.__name__.rpartition(".")[2]: [
         module for name, module in vars(family).items() if name.startswith("wgmma") and name.endswith("_kernels")
     ]
+    + [meeting_kernels]
     for family in (attention, conv, gemm)
 }
 _TORCH = {
@@ -43,6 +45,9 @@ _TORCH = {
 _GLUON = {ElementKind.of(t): g for g, t in _TORCH.items()}
 #: The modules' own functions that are written in PTX.
 OWN = frozenset({"bar_arrive", "bar_sync", "opaque"})
+#: What a launch that meets adds to its counter, and the counter before.
+EPOCH = meeting_kernels.EPOCH.value
+BEFORE = 3 * EPOCH
 #: Columns of 16-bit elements that lie together in shared memory: of 128 bytes.
 BLOCK = 64
 #: Seconds after which a partition that waits is taken to wait for ever.
@@ -315,9 +320,14 @@ def _language(state: Shared) -> dict[str, Any]:
         kept = torch.ones_like(value.data, dtype=torch.bool) if mask is None else mask.data
         at.memory[at.offset[kept]] = value.data[kept]
 
-    def load(at: Pointer, mask: Value, other: float) -> Value:
+    def load(at: Pointer, mask: Any = None, other: float = 0.0, volatile: bool = False) -> Any:
+        if volatile:
+            return Number(at.tensor.item())
         found = at.memory[torch.where(mask.data, at.offset, 0)]
         return Value(torch.where(mask.data, found, torch.full_like(found, other)))
+
+    def atomic_add(at: Pointer, value: int, sem: str) -> None:
+        at.tensor += value
 
     def meet(which: int, threads: int, waits: bool) -> None:
         """A named barrier of two warpgroups, of which one may go on at once."""
@@ -375,6 +385,7 @@ def _language(state: Shared) -> dict[str, Any]:
     language = SimpleNamespace(
         **{name: getattr(gl, name) for name in ("float32", "int32", "int64", "constexpr")},
         allocate_shared_memory=allocate,
+        atomic_add=atomic_add,
         arange=lambda first, end, layout: Value(torch.arange(first, end)),
         cdiv=lambda x, y: -(-x // y),
         convert_layout=lambda x, layout: x,
@@ -465,6 +476,8 @@ def _argument(arg: Any, tensors: Mapping[str, Any], workspace: Tensor) -> Any:
         return Pointer(tensors[arg.operand])
     if isinstance(arg, Scratch):
         return Pointer(workspace[arg.offset :].view(arg.element.torch))
+    if isinstance(arg, Counter):
+        return Pointer(torch.tensor(BEFORE, dtype=torch.int32))
     if isinstance(arg, Scalar):
         return tensors.get(arg.operand, arg.default)
     if isinstance(arg, Stride):
@@ -476,10 +489,10 @@ def _argument(arg: Any, tensors: Mapping[str, Any], workspace: Tensor) -> Any:
     return arg.value if isinstance(arg, Float) else arg
 
 
-def emulate(launch: Launch, tensors: Mapping[str, Any], workspace: Tensor) -> None:
-    """Run a launch of a Gluon kernel, program after program.
+def emulate(launch: Launch, tensors: Mapping[str, Any], workspace: Tensor) -> bool:
+    """Run a launch of a Gluon kernel, program after program: each waits in vain for those after it.
 
-    ``tensors``: the operands by name, on the CPU, and host scalars; ``workspace``: bytes.
+    ``tensors``: the operands by name, on the CPU, and host scalars; ``workspace``: bytes. Returns whether programs met.
     """
     args = {name: _argument(arg, tensors, workspace) for name, arg in launch.args.items()}
     constants = {name: _python(value) for name, value in launch.constexprs.items()}
@@ -487,3 +500,6 @@ def emulate(launch: Launch, tensors: Mapping[str, Any], workspace: Tensor) -> No
     for program in range(launch.grid):
         with _emulation(family, Shared(program, launch.grid)):
             launch.kernel.fn(**args, **constants)
+    counted = [args[name].tensor.item() for name, arg in launch.args.items() if isinstance(arg, Counter)]
+    assert all(count in (BEFORE, BEFORE + EPOCH) for count in counted)  # else the next launch would misread it
+    return any(count > BEFORE for count in counted)

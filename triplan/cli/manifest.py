@@ -12,6 +12,7 @@ from triplan.backends.runtime.compile import compile_source
 from triplan.backends.runtime.launch import (
     TRITON_TYPE,
     Arg,
+    Counter,
     Float,
     Int,
     Launch,
@@ -79,6 +80,8 @@ def _parameters(name: str, arg: Arg, ranks: dict[str, int], maps: Iterator[Any])
         yield {**found, "alignment": arg.alignment}
     elif isinstance(arg, Scratch):
         yield {"name": name, "type": f"*{TRITON_TYPE[arg.element]}", "from": "workspace", "offset": arg.offset}
+    elif isinstance(arg, Counter):
+        yield {"name": name, "type": "*i32", "from": "counter", "multiple": 1 << 24}
     elif isinstance(arg, Stride):
         item = {} if arg.item is None else {"item": arg.item}
         yield {"name": name, "type": "i64", "from": "stride", "operand": arg.operand, "axis": arg.axis, **item}

@@ -12,10 +12,10 @@ from cases.gemm import COLUMN, backward
 from cases.gluon import emulate
 
 import triplan as tp
-from triplan.backends.runtime.launch import Launch, Scratch
+from triplan.backends.runtime.launch import Int, Launch, Scratch
 from triplan.backends.triton.gemm import wgmma, wgmma_backward
 from triplan.backends.triton.gemm.arguments import GROUP_M
-from triplan.backends.triton.gemm.rings import rings_of
+from triplan.backends.triton.gemm.rings import MEETING_K, rings_of
 
 
 def few(programs: int) -> tp.Target:
@@ -57,6 +57,17 @@ PRODUCTS = {
 }
 
 
+@pytest.mark.parametrize("ring", RINGS)
+def test_programs_meet(ring: str) -> None:
+    """Of long products of several rounds, the programs of all full rounds meet: the counter ends where it should."""
+    desc = tp.GemmDescriptor(m=264, n=520, k=MEETING_K + 8, element="bf16")
+    rings = {str(replace(r, group=GROUP_M)): r for r in rings_of(desc, H200, specialised=True)}
+    x: dict[str, Any] = {**drawn(desc, 1), "alpha": 1.0}
+    (launch,) = wgmma.launches(desc, rings[ring], few(4))
+    assert emulate(launch, x, torch.empty(0, dtype=torch.uint8))
+    assert torch.equal(x["c"], exact(desc, x)["c"])
+
+
 def symmetric(desc: Any, seed: int) -> dict[str, Any]:
     """As ``drawn``, of a product that is symmetric."""
     x = drawn(desc, seed)
@@ -72,7 +83,7 @@ def test_a_product(ring: str, name: str) -> None:
         pytest.skip("does not fit")
     x: dict[str, Any] = {**drawn(desc, 1), "alpha": 2.0, "beta": -1.0}
     (launch,) = wgmma.launches(desc, rings[ring], few(5))
-    emulate(launch, x, torch.empty(0, dtype=torch.uint8))
+    assert not emulate(launch, x, torch.empty(0, dtype=torch.uint8))
     assert torch.equal(x["c"], exact(desc, x)["c"])
 
 
@@ -138,8 +149,11 @@ def test_both_gradients(
     monkeypatch.setattr(wgmma_backward, "parts_of", lambda *_: parts)
     x: dict[str, Any] = {**drawn(desc, 2), "alpha": 2.0}
     workspace = torch.zeros(wgmma_backward.workspace_with(desc, rings[ring], few(programs)), dtype=torch.uint8)
+    monkeypatch.setattr(wgmma_backward.rings, "MEETING_K", 1)
     first, *others = wgmma_backward.launches(desc, rings[ring], few(programs))
-    emulate(first, x, workspace)
+    rounds = first.args["rounds"]
+    assert isinstance(rounds, Int)
+    assert emulate(first, x, workspace) == (rounds.value > 0)
     finish(others, desc, parts, x, workspace)
     for name, t in exact(desc, x).items():
         assert torch.equal(x[name], t), name

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from triplan.backends.runtime.launch import Arg, Float, Int, Launch, Ptr, Scalar, Scratch, Stride, TensorMap
+from triplan.backends.runtime.launch import Arg, Counter, Float, Int, Launch, Ptr, Scalar, Scratch, Stride, TensorMap
 from triplan.errors import Unsupported
 from triplan.sku import interpreting
 
@@ -58,6 +58,7 @@ def _value(arg: Arg, args: Any, workspace: torch.Tensor | None, storage: torch.T
     if isinstance(arg, Scalar):
         given = getattr(args, arg.operand)
         return arg.default if given is None else given
+    assert not isinstance(arg, Counter)  # of Gluon's kernels, which the interpreter does not run
     tensor = getattr(args, arg.operand)
     if isinstance(arg, TensorMap):
         tensor = tensor.t() if arg.transposed else tensor

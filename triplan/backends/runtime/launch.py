@@ -50,6 +50,14 @@ class Scratch:
 
 
 @dataclass(frozen=True, slots=True)
+class Counter:
+    """Address of an i32 of the device's own, by which programs of one launch meet; see ``runtime/counters.py``.
+
+    For when something is done, never for what: runs that overlap may share it.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Int:
     """An integer known when planning. ``divisibility`` (a power of two) is compiled in, the value is not.
 
@@ -122,7 +130,7 @@ class TensorMap:
 
 
 #: One kernel argument. A tuple becomes a Triton tuple.
-Arg = Ptr | Scratch | Int | Float | Stride | Scalar | TensorMap | None | tuple["Arg", ...]
+Arg = Ptr | Scratch | Counter | Int | Float | Stride | Scalar | TensorMap | None | tuple["Arg", ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +266,8 @@ def _type(arg: Arg) -> Any:
         return tuple(_type(a) for a in arg)
     if isinstance(arg, (Ptr, Scratch)):
         return "*" + TRITON_TYPE[arg.element]
+    if isinstance(arg, Counter):
+        return "*i32"
     if isinstance(arg, Int):
         return "i64" if arg.wide else "i32"
     if isinstance(arg, Stride):

@@ -32,7 +32,8 @@ import torch
 import triton
 
 from triplan.backends.runtime import tma_maps
-from triplan.backends.runtime.launch import Arg, Float, Int, Launch, Ptr, Scalar, Scratch, Stride, TensorMap
+from triplan.backends.runtime.counters import counter_address
+from triplan.backends.runtime.launch import Arg, Counter, Float, Int, Launch, Ptr, Scalar, Scratch, Stride, TensorMap
 from triplan.backends.runtime.modules import keep_loaded, load_binary
 from triplan.errors import KernelInternal
 from triplan.sku import ArchSku
@@ -69,10 +70,10 @@ _MAX_FILLED = 64
 class LoadedKernel:
     """The kernel of one launch, loaded on one device."""
 
-    __slots__ = ("_encodes", "compiled", "flat", "launch", "start")
+    __slots__ = ("_encodes", "compiled", "device", "flat", "launch", "start")
 
     def __init__(self, launch: Launch, arch: ArchSku, device: int) -> None:
-        self.launch, self.compiled = launch, load_binary(launch.source(), arch, device)
+        self.launch, self.device, self.compiled = launch, device, load_binary(launch.source(), arch, device)
         metadata = self.compiled.metadata
         self._encodes = bool(tma_maps.ENCODED and metadata.tensordesc_meta)
         types = static_types(self.compiled)
@@ -154,7 +155,7 @@ class Template:
             leaves.append(leaf)
             place, compute = _changing(leaf, args, places, metas)
             if place is None:
-                constants.append(_constant(leaf, args))
+                constants.append(_constant(leaf, args, kernel.device))
                 return ~(len(constants) - 1)
             if compute is None:
                 return place
@@ -382,9 +383,11 @@ def _changing(
     return None, None
 
 
-def _constant(leaf: Arg, args: Any) -> Any:
+def _constant(leaf: Arg, args: Any, device: int) -> Any:
     if isinstance(leaf, (Int, Float)):
         return leaf.value
+    if isinstance(leaf, Counter):
+        return counter_address(device)
     if isinstance(leaf, Scalar):
         # Not call-dependent: None, or equal in every call of this signature.
         given = getattr(args, leaf.operand, None)

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from triplan.backends.triton.common.meeting_kernels import EPOCH
 from triplan.backends.triton.gemm.arguments import GROUP_M
 from triplan.backends.triton.gemm.tile_costs import combined
 from triplan.descriptors.gemm import MatrixProductDescriptor
@@ -144,6 +145,9 @@ WRITING_K, FITTED_K = 120, 4096
 #: Factor on the compute time of square tiles of a lower triangle, which read more of L2 than tiles twice as wide. Set
 #: by hand, from batches of 24 matrices of 4096 by 4096 on an H200, which no sweep has.
 LOWER_SQUARES = 1.25
+#: Extent of k from which on the programs of a persistent kernel meet at each tile. Shorter tiles lose more by waiting
+#: than they find in L2. Set by hand, from products on an H100 of k = 512 to 13824, which no sweep has.
+MEETING_K = 2048
 #: By how much one multiprocessor multiplies faster alone: the card's power is shared.
 ALONE_SPEEDUP = 0.48
 #: By how much operands stream slower where none of a tile's rows lie within A.
@@ -172,6 +176,11 @@ def tiles_in(desc: MatrixProductDescriptor, ring: Ring) -> int:
         strips, rest = divmod(rows, ratio)
         return math.prod(desc.lead) * (ratio * strips * (strips + 1) // 2 + rest * (strips + 1))
     return math.prod(desc.lead) * rows * columns
+
+
+def meeting_rounds(items: int, programs: int, k: float) -> int:
+    """Turns at which ``programs``, which take ``items`` with that extent of k in turns, meet; 0 if none is worth it."""
+    return items // programs if k >= MEETING_K and 2 * programs <= items < EPOCH.value else 0
 
 
 def tile_us(ring: Ring, k: float, busy: float = 1.0) -> float:

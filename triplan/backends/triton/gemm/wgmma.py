@@ -9,12 +9,12 @@ import math
 from collections.abc import Mapping
 from functools import partial
 
-from triplan.backends.runtime.launch import Int, Launch
+from triplan.backends.runtime.launch import Counter, Int, Launch
 from triplan.backends.table import Configuration
 from triplan.backends.triton.gemm.entries import for_products, hopper_kernel
 from triplan.backends.triton.gemm.guarantees import guarantee
 from triplan.backends.triton.gemm.matrices import layout
-from triplan.backends.triton.gemm.rings import Ring, cheapest_ring, lower, ring_us, rings_of, tiles_in
+from triplan.backends.triton.gemm.rings import Ring, cheapest_ring, lower, meeting_rounds, ring_us, rings_of, tiles_in
 from triplan.backends.triton.gemm.tma import common_arguments, operand_maps, shared_layout, supports
 from triplan.backends.triton.gemm.wgmma_kernels import wgmma_kernel
 from triplan.descriptors.gemm import MatrixProductDescriptor
@@ -38,11 +38,14 @@ def launches(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> list[
     if desc.operand("c").numel == 0:
         return []
     args, constants = common_arguments(desc, ring)
+    tiles = tiles_in(desc, ring)
+    programs = min(tiles, target.sm_count)
+    rounds = meeting_rounds(tiles, programs, desc.k)
     return [
         Launch(
             wgmma_kernel,
-            min(tiles_in(desc, ring), target.sm_count),
-            {**args, "batch": Int(math.prod(desc.lead))},
+            programs,
+            {**args, "batch": Int(math.prod(desc.lead)), "counter": Counter(), "rounds": Int(rounds)},
             {
                 **constants,
                 "PIECES": ring.pieces,
@@ -51,7 +54,8 @@ def launches(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> list[
                 **_batch_constexprs(desc, ring),
             },
             num_warps=4,
-            overlaps=True,
+            # Programs that begin as others end are spread over the multiprocessors in no order, and share less of L2.
+            overlaps=tiles == programs,
         )
     ]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal, NamedTuple
 
-from triplan.backends.runtime.launch import Arg, Copy, Float, Int, Launch, Scalar, Scratch, TensorMap
+from triplan.backends.runtime.launch import Arg, Copy, Counter, Float, Int, Launch, Scalar, Scratch, TensorMap
 from triplan.backends.table import Configuration
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.gemm import column_sums, rings, split_k, tma, wgmma, wgmma_backward_kernels as kernels
@@ -243,7 +243,9 @@ def pair_launch(desc: GemmBackwardDescriptor, ring: Ring, target: Target, sums: 
     if parts > 1:
         first["c1"] = found = _partial_map(pair.first, ring, parts)
         shared = tma.shared_layout(found.block[1:], found.element)
-    items = parts * rings.tiles_in(pair.first.desc, ring) + rings.tiles_in(pair.second.desc, ring)
+    few = -1 if sums == "strips" else dealt(desc, ring, target, parts).few
+    first_items = parts * rings.tiles_in(pair.first.desc, ring)
+    products = items = first_items + rings.tiles_in(pair.second.desc, ring)
     summed: dict[str, Arg] = dict.fromkeys(("summed", "sums", "rows", "columns"))
     if sums == "strips":
         dc = desc.operand("dc")
@@ -253,9 +255,13 @@ def pair_launch(desc: GemmBackwardDescriptor, ring: Ring, target: Target, sums: 
         summed |= {"sums": pointer(desc.operand("dbias")), "rows": Int(desc.m), "columns": Int(desc.n)}
         if _partial_sums_bytes(desc, parts):
             summed["sums"] = Scratch(_partial_bytes(desc, parts), ElementKind.F32)
+    programs = max(min(items, target.sm_count), 1)
+    rounds = rings.meeting_rounds(first_items, programs, pair.first.desc.k / parts)
+    if few < 0 and pair.second.desc.k >= rings.MEETING_K:
+        rounds = rings.meeting_rounds(products, programs, pair.second.desc.k)
     return Launch(
         kernels.wgmma_pair_kernel,
-        max(min(items, target.sm_count), 1),
+        programs,
         {
             **first,
             **second,
@@ -263,7 +269,9 @@ def pair_launch(desc: GemmBackwardDescriptor, ring: Ring, target: Target, sums: 
             "alpha": Scalar("alpha", ElementKind.F32, 1.0),
             "parts": Int(parts),
             "group_m": Int(ring.group),
-            "few": Int(-1 if sums == "strips" else dealt(desc, ring, target, parts).few),
+            "few": Int(few),
+            "counter": Counter(),
+            "rounds": Int(rounds),
         },
         {
             **first_known,
@@ -278,7 +286,7 @@ def pair_launch(desc: GemmBackwardDescriptor, ring: Ring, target: Target, sums: 
             "PARTIAL_1": shared,
         },
         num_warps=4,
-        overlaps=True,
+        overlaps=items == programs,
     )
 
 

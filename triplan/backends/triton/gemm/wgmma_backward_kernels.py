@@ -27,15 +27,16 @@ from triplan.backends.runtime.gluon import (
     reinterpret,
     store_wait,
 )
+from triplan.backends.triton.common.meeting_kernels import PATIENCE, close_meetings, meet, open_meetings
 from triplan.backends.triton.gemm.wgmma_column_sums_kernels import (
-    first_item,
     load_strips,
     no_rows,
     store_sums,
     sum_strips,
 )
+from triplan.backends.triton.gemm.wgmma_deal_kernels import items_in, place_of, rest_of, share_of
 from triplan.backends.triton.gemm.wgmma_kernels import multiply_steps
-from triplan.backends.triton.gemm.wgmma_shared_kernels import HALF, identity, next_slot, tile_of, write_tile
+from triplan.backends.triton.gemm.wgmma_shared_kernels import HALF, identity, next_slot, write_tile
 
 
 @gluon.jit
@@ -45,64 +46,15 @@ def as_block(buffer, operand):
 
 
 @gluon.jit
-def items_of(done, items):
-    """How many of ``items``, which follow ``done`` others in the work list, are this program's."""
-    return gl.cdiv(gl.maximum(items - first_item(done), 0), gl.num_programs(0))
-
-
-@gluon.jit
-def share_of(items):
-    """(first, step, count) of this program's share of the first product's ``items``."""
-    none = gl.to_tensor(0)
-    return first_item(none), gl.num_programs(0), items_of(none, items)
-
-
-@gluon.jit
-def rest_of(done, items, few):
-    """(first, step, count) of this program's share of the second product's ``items``.
-
-    ``done``: items of the first product. ``few``: how many items the programs with one more of the first product take;
-    -1 deals on in the order of the work list.
-    """
-    program = gl.program_id(0)
-    programs = gl.num_programs(0)
-    more = done % programs
-    others = programs - more
-    given = more * few
-    first = gl.where(program < more, program, given + program - more)
-    step = gl.where(program < more, more, others)
-    count = gl.where(program < more, few, gl.cdiv(gl.maximum(items - first, 0), others))
-    plain = few < 0
-    first = gl.where(plain, first_item(done), first)
-    step = gl.where(plain, programs, step)
-    return first, step, gl.where(plain, items_of(done, items), count)
-
-
-@gluon.jit
-def items_in(extent):
-    """Items of a product of ``extent`` (rows of tiles, columns of tiles, steps of a part, parts of k).
-
-    Each part of each tile is one.
-    """
-    tiles_m, tiles_n, _, parts = extent
-    return tiles_m * tiles_n * parts
-
-
-@gluon.jit
-def place_of(item, extent, group_m):
-    """(part, row and column of the tile) of an item: all tiles of a part, which read the same rows, then the next."""
-    tiles_m, tiles_n, _, _ = extent
-    tile_m, tile_n = tile_of(item % (tiles_m * tiles_n), tiles_m, tiles_n, group_m)
-    return item // (tiles_m * tiles_n), tile_m, tile_n
-
-
-@gluon.jit
 def load_product(
     maps,
     ring,
     extent,
     group_m,
     share,
+    meetings,
+    turn,
+    patience,
     slot,
     phase,
     X_ROWS: gl.constexpr,
@@ -114,7 +66,8 @@ def load_product(
 ):
     """Load the operands of this program's ``share`` of one product's items, x (m, k) and y (k, n), through the ring.
 
-    Returns the next slot and the phase of its barriers.
+    ``turn``: items that this program has loaded before. Returns the next slot, the phase of its barriers, and what is
+    left of ``patience``, see ``meet``.
     """
     x, y = maps
     sx, sy, full, empty, _ = ring
@@ -122,6 +75,7 @@ def load_product(
     BYTES: gl.constexpr = (2 * HALF + BLOCK_N) * BLOCK_K * (x.dtype.primitive_bitwidth // 8)
     start, stride, mine = share
     for i in range(mine):
+        patience = meet(meetings, turn + i, patience)
         part_of_k, tile_m, tile_n = place_of(start + i * stride, extent, group_m)
         row = tile_m * 2 * HALF
         column = tile_n * BLOCK_N
@@ -142,7 +96,7 @@ def load_product(
             else:
                 load_tile(y, [column, depth], ready, whole)
             slot, phase = next_slot(slot, phase, STAGES)
-    return slot, phase
+    return slot, phase, patience
 
 
 @gluon.jit
@@ -153,6 +107,8 @@ def load_both(
     sums,
     group_m,
     few,
+    counter,
+    rounds,
     X1_ROWS: gl.constexpr,
     Y1_ROWS: gl.constexpr,
     X2_ROWS: gl.constexpr,
@@ -171,16 +127,50 @@ def load_both(
     maps, extent = first
     none = gl.to_tensor(0)
     phase = gl.to_tensor(1)  # all slots are free at first: waiting for the phase before the first one returns at once
-    share = share_of(items_in(extent))
-    slot, phase = load_product(
-        maps, ring, extent, group_m, share, none, phase, X1_ROWS, Y1_ROWS, PIECES, BLOCK_N, BLOCK_K, STAGES
-    )
     done = items_in(extent)
+    share = share_of(done)
+    meetings = open_meetings(counter, rounds)
+    patience = gl.to_tensor(PATIENCE)
+    slot, phase, patience = load_product(
+        maps,
+        ring,
+        extent,
+        group_m,
+        share,
+        meetings,
+        none,
+        patience,
+        none,
+        phase,
+        X1_ROWS,
+        Y1_ROWS,
+        PIECES,
+        BLOCK_N,
+        BLOCK_K,
+        STAGES,
+    )
+    turn = share[2]
     maps, extent = second
     share = rest_of(done, items_in(extent), few)
-    slot, phase = load_product(
-        maps, ring, extent, group_m, share, slot, phase, X2_ROWS, Y2_ROWS, PIECES, BLOCK_N, BLOCK_K, STAGES
+    slot, phase, _patience = load_product(
+        maps,
+        ring,
+        extent,
+        group_m,
+        share,
+        meetings,
+        turn,
+        patience,
+        slot,
+        phase,
+        X2_ROWS,
+        Y2_ROWS,
+        PIECES,
+        BLOCK_N,
+        BLOCK_K,
+        STAGES,
     )
+    close_meetings(meetings)
     if STRIPS:
         load_strips(sums, ring, done + items_in(extent), slot, phase, BLOCK_N, BLOCK_K, STAGES)
 
@@ -367,6 +357,8 @@ def wgmma_pair_kernel(
     parts,
     group_m,
     few,
+    counter,
+    rounds,
     X1_ROWS: gl.constexpr,
     Y1_ROWS: gl.constexpr,
     X2_ROWS: gl.constexpr,
@@ -480,6 +472,8 @@ def wgmma_pair_kernel(
                     summing,
                     group_m,
                     few,
+                    counter,
+                    rounds,
                     X1_ROWS,
                     Y1_ROWS,
                     X2_ROWS,

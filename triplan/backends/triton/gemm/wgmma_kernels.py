@@ -31,6 +31,7 @@ from triplan.backends.runtime.gluon import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triplan.backends.triton.common.meeting_kernels import PATIENCE, close_meetings, meet, open_meetings
 from triplan.backends.triton.gemm.wgmma_column_sums_kernels import add_rows
 from triplan.backends.triton.gemm.wgmma_shared_kernels import (
     HALF,
@@ -63,6 +64,8 @@ def load_operands(
     b,
     ring,
     extent,
+    counter,
+    rounds,
     A_ROWS: gl.constexpr,
     B_ROWS: gl.constexpr,
     A_EACH: gl.constexpr,
@@ -84,7 +87,10 @@ def load_operands(
     BYTES: gl.constexpr = (2 * HALF + BLOCK_N) * BLOCK_K * (a.dtype.primitive_bitwidth // 8)
     slot = 0
     phase = 1  # all slots are free at first: waiting for the phase before the first one returns at once
+    meetings = open_meetings(counter, rounds)
+    patience = gl.to_tensor(PATIENCE)
     for tile in range(gl.program_id(0), tiles_in(extent, LOWER), gl.num_programs(0)):
+        patience = meet(meetings, tile // gl.num_programs(0), patience)
         product, tile_m, tile_n = place_of(tile, extent, LOWER)
         row = tile_m * 2 * HALF
         column = tile_n * BLOCK_N
@@ -103,6 +109,7 @@ def load_operands(
             else:
                 load_block(b, product, column, depth, ready, sb.index(slot), B_EACH)
             slot, phase = next_slot(slot, phase, STAGES)
+    close_meetings(meetings)
 
 
 @gluon.jit
@@ -255,6 +262,8 @@ def wgmma_kernel(
     c0m,
     c0_batch,
     batch,
+    counter,
+    rounds,
     m,
     n,
     k,
@@ -356,7 +365,23 @@ def wgmma_kernel(
             ),
             (
                 load_operands,
-                (a, b, ring, extent, A_ROWS, B_ROWS, A_EACH, B_EACH, PIECES, BLOCK_N, BLOCK_K, STAGES, LOWER),
+                (
+                    a,
+                    b,
+                    ring,
+                    extent,
+                    counter,
+                    rounds,
+                    A_ROWS,
+                    B_ROWS,
+                    A_EACH,
+                    B_EACH,
+                    PIECES,
+                    BLOCK_N,
+                    BLOCK_K,
+                    STAGES,
+                    LOWER,
+                ),
             ),
         ],
         [4, 1],  # warps of the second and the third partition
