@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import triplan as tp
-from triplan.backends.triton.gemm import wgmma_backward, wgmma_backward_kernels as kernels, wgmma_column_sums_kernels
+from triplan.backends.triton.gemm import wgmma_backward, wgmma_column_sums_kernels, wgmma_deal_kernels as kernels
 from triplan.backends.triton.gemm.products import gradient_products
 from triplan.backends.triton.gemm.rings import tile_us, tiles_in
 from triplan.testing import check_plan
