@@ -141,12 +141,14 @@ def judge(
     mag = zero if mag is None else mag.to(torch.float64)
     g, r = got.to(torch.float64), ref.to(torch.float64)
     # Without infinities, for which ``same`` decides: 0 * inf would make the bound NaN.
-    finite = torch.where(r.isfinite(), r.abs(), 0.0)
-    bound = tolerance.rtol * finite + tolerance.ctol * mag + tolerance.underflow
-    close = g.isfinite() & r.isfinite() & ((g - r).abs() <= bound)
+    finite = r.isfinite()
+    bound = tolerance.rtol * torch.where(finite, r.abs(), 0.0) + tolerance.ctol * mag + tolerance.underflow
+    close = g.isfinite() & finite & ((g - r).abs() <= bound)
+    if not (integers or tolerance.exact) and bool(close.all()):
+        return Verdict(~close, bound, 0)  # the usual case: what follows takes three times as long
     same = (g == r) | (g.isnan() & r.isnan())
     top = torch.finfo(got.dtype).max
-    overflow = r.isfinite() & (r.abs() + bound > top) & (g == torch.copysign(torch.full_like(r, math.inf), r))
+    overflow = finite & (r.abs() + bound > top) & (g == torch.copysign(torch.full_like(r, math.inf), r))
     floating = guarantee.accumulator.is_floating_point
     reach = torch.finfo(guarantee.accumulator.torch).max if floating else math.inf
     partial = ~r.isnan() & ~g.isfinite() & (mag * (1 + tolerance.ctol) > reach)
