@@ -53,7 +53,7 @@ NAMES = sorted({name.removesuffix("_") for name in F.__all__} - OTHERS)
 PRODUCTS = {"addbmm", "addmm", "baddbmm", "bmm", "conv1d", "conv2d", "linear", "matmul", "mm"}
 #: Of so many samples one is taken: torch has hundreds of each dtype, all pairs of a few options. Those that are taken
 #: have each value of each option.
-EVERY = {"max_pool1d": 37, "max_pool2d": 157, "searchsorted": 7, "unique_consecutive": 7}
+EVERY = {"linear_cross_entropy": 3, "max_pool1d": 37, "max_pool2d": 157, "searchsorted": 7, "unique_consecutive": 7}
 #: Ops for which torch's own tests state a tolerance.
 AMPLIFIED = {"scaled_dot_product_attention"}
 #: What a refusal may be. Anything else, KernelInternal too, is a fault.
