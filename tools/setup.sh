@@ -36,7 +36,7 @@ wheels=()
 [ -d .whl ] && wheels=(--find-links .whl)
 
 # hatchling first: it then builds the project, without an isolated build environment that pip would download.
-# pip would compile bytecode in one process, so it is told not to.
+# --no-compile: of ten thousand modules a few thousand are imported, and Python keeps their bytecode when they are.
 install() {
     pip install -qq --no-compile "$@" "${wheels[@]}" ${base[@]+"${base[@]}"} 'hatchling>=1.26' &&
         pip install -qq --no-compile "$@" "${wheels[@]}" ${base[@]+"${base[@]}"} --no-build-isolation -e '.[dev]'
@@ -66,5 +66,3 @@ else
     echo "set-up: pip could not install what triplan needs" >&2
     exit 1
 fi
-# With every core; packages' own tests are not imported. (A few files are of another Python's syntax.)
-"$venv/bin/python" -m compileall -qq -j 0 -x '/site-packages/.*/tests/' "$venv"/lib/python*/site-packages || true
