@@ -520,6 +520,7 @@ def test_a_launch_from_the_manifest_alone(case: str, tmp_path: Path) -> None:
 
 def launch_manifest(manifest: dict[str, Any], folder: Path, args: Any, workspace: torch.Tensor) -> None:
     cuda = ctypes.CDLL("libcuda.so.1")
+    counter = torch.zeros(1, dtype=torch.int32, device="cuda")
     c_types = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float, "fp64": ctypes.c_double}
 
     def check(code: int) -> None:
@@ -554,7 +555,7 @@ def launch_manifest(manifest: dict[str, Any], folder: Path, args: Any, workspace
         if a["type"][0] == "*":
             assert not a.get("bytes_per_program")
             addresses = {"operand": lambda: (x if "item" not in a else x[a["item"]]).data_ptr(), "scratch": lambda: 0}
-            addresses["workspace"] = lambda: workspace.data_ptr() + a["offset"]
+            addresses |= {"workspace": lambda: workspace.data_ptr() + a["offset"], "counter": counter.data_ptr}
             return ctypes.c_uint64(addresses[a["from"]]())
         got = {
             "value": lambda: a["value"],

@@ -32,8 +32,9 @@ def launches(plan: Any) -> list[dict[str, Any]]:
 
     ``arguments`` are the kernel's parameters in order. ``type`` is Triton's (``*`` marks an address); ``from`` says
     where the value comes from: an ``operand`` (its address), the ``stride`` or ``extent`` of its ``axis``, a ``scalar``
-    of the call (``default`` if it is not given), the ``workspace`` (its address plus ``offset``), ``value``, or
-    ``scratch`` (null if it has no bytes). A ``tensor_map`` is the CUtensorMap of the operand, its ``axes`` outermost
+    of the call (``default`` if it is not given), the ``workspace`` (its address plus ``offset``), ``value``,
+    ``scratch`` (null if it has no bytes), or a ``counter``, an i32 of the device's memory that is 0 at first and that
+    only launches write, of one stream. A ``tensor_map`` is the CUtensorMap of the operand, its ``axes`` outermost
     first, with arguments of cuTensorMapEncodeTiled; the L2 promotion is 128 bytes, other enumerations are 0. With
     ``steps`` it has every ``step``-th position of an axis from ``first`` up to ``stop``; so have extents and strides.
     With ``offset`` it is of a tensor in the workspace, so many bytes from its start, of that shape and those strides.
@@ -81,7 +82,7 @@ def _parameters(name: str, arg: Arg, ranks: dict[str, int], maps: Iterator[Any])
     elif isinstance(arg, Scratch):
         yield {"name": name, "type": f"*{TRITON_TYPE[arg.element]}", "from": "workspace", "offset": arg.offset}
     elif isinstance(arg, Counter):
-        yield {"name": name, "type": "*i32", "from": "counter", "multiple": 1 << 24}
+        yield {"name": name, "type": "*i32", "from": "counter"}
     elif isinstance(arg, Stride):
         item = {} if arg.item is None else {"item": arg.item}
         yield {"name": name, "type": "i64", "from": "stride", "operand": arg.operand, "axis": arg.axis, **item}
