@@ -178,6 +178,15 @@ def tiles_in(desc: MatrixProductDescriptor, ring: Ring) -> int:
     return math.prod(desc.lead) * rows * columns
 
 
+def has_one_round(items: int, programs: int) -> bool:
+    """Whether each of ``programs`` has one item: such a launch may begin while the previous one ends.
+
+    Launches of several rounds were slower on an H100 if they did. Programs then begin on whichever multiprocessor is
+    free; a likely cause is that neighbours in the order of tiles are no longer neighbours on the card.
+    """
+    return items == programs
+
+
 def meeting_rounds(items: int, programs: int, k: float) -> int:
     """Turns at which ``programs``, which take ``items`` with that extent of k in turns, meet; 0 if none is worth it."""
     return items // programs if k >= MEETING_K and 2 * programs <= items < EPOCH.value else 0

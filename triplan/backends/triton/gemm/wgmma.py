@@ -14,7 +14,16 @@ from triplan.backends.table import Configuration
 from triplan.backends.triton.gemm.entries import for_products, hopper_kernel
 from triplan.backends.triton.gemm.guarantees import guarantee
 from triplan.backends.triton.gemm.matrices import layout
-from triplan.backends.triton.gemm.rings import Ring, cheapest_ring, lower, meeting_rounds, ring_us, rings_of, tiles_in
+from triplan.backends.triton.gemm.rings import (
+    Ring,
+    cheapest_ring,
+    has_one_round,
+    lower,
+    meeting_rounds,
+    ring_us,
+    rings_of,
+    tiles_in,
+)
 from triplan.backends.triton.gemm.tma import common_arguments, operand_maps, shared_layout, supports
 from triplan.backends.triton.gemm.wgmma_kernels import wgmma_kernel
 from triplan.descriptors.gemm import MatrixProductDescriptor
@@ -54,8 +63,7 @@ def launches(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> list[
                 **_batch_constexprs(desc, ring),
             },
             num_warps=4,
-            # Programs that begin as others end are spread over the multiprocessors in no order, and share less of L2.
-            overlaps=tiles == programs,
+            overlaps=has_one_round(tiles, programs),
         )
     ]
 

@@ -286,7 +286,7 @@ def pair_launch(desc: GemmBackwardDescriptor, ring: Ring, target: Target, sums: 
             "PARTIAL_1": shared,
         },
         num_warps=4,
-        overlaps=items == programs,
+        overlaps=rings.has_one_round(items, programs),
     )
 
 
