@@ -37,7 +37,7 @@ torch.backends.cudnn.allow_tf32 = False
 os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")
 # torch.compile's workers would import torch, each for a graph or two.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-# Trying which vectors the C++ compiler has takes Inductor longer than compiling the tests' graphs.
+# Inductor would compile trials of the vectors that the C++ compiler has, in each process.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 torch.set_num_threads(1 if interpreting() else max(1, torch.get_num_threads() // workers))

@@ -36,7 +36,7 @@ wheels=()
 [ -d .whl ] && wheels=(--find-links .whl)
 
 # hatchling first: it then builds the project, without an isolated build environment that pip would download.
-# --no-compile: of ten thousand modules a few thousand are imported, and Python keeps their bytecode when they are.
+# --no-compile: many modules are never imported, and Python keeps the bytecode of those that are.
 install() {
     pip install -qq --no-compile "$@" "${wheels[@]}" ${base[@]+"${base[@]}"} 'hatchling>=1.26' &&
         pip install -qq --no-compile "$@" "${wheels[@]}" ${base[@]+"${base[@]}"} --no-build-isolation -e '.[dev]'
