@@ -36,6 +36,14 @@ def gpt2() -> list[tuple[int, ...]]:
     return [(50257, d), (1024, d), *block, (d,), (d,)]
 
 
+def llama() -> list[tuple[int, ...]]:
+    """The 291 parameters of Llama 3 8B's layers, of half the width: 2.0 B numbers."""
+    d, kv, up, block = 2048, 512, 5632, []
+    for _ in range(32):
+        block += [(d,), (d, d), (kv, d), (kv, d), (d, d), (d,), (up, d), (up, d), (d, up)]
+    return [(128256, d), *block, (d,), (128256, d)]
+
+
 #: Shapes of the parameters.
 MODELS: dict[str, list[tuple[int, ...]]] = {
     "12 x 4096^2": [(4096, 4096)] * 12,
@@ -49,6 +57,9 @@ STEPS: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any], i
     "AdamW": (ours.AdamW, torch.optim.AdamW, {"lr": 1e-3}, 7),
     "SGD with momentum": (ours.SGD, torch.optim.SGD, {"lr": 1e-3, "momentum": 0.9}, 5),
 }
+#: Models whose parameters are bf16, and whose masters and states are f32.
+NARROW: dict[str, list[tuple[int, ...]]] = {"Llama 2 B": llama()}
+MASTERED = "AdamW of bf16 with f32 masters"
 #: Matrices that Muon orthogonalizes, in bf16.
 MATRICES: dict[str, list[tuple[int, ...]]] = {
     "24 x 4096^2": [(4096, 4096)] * 24,
@@ -73,6 +84,7 @@ def run(
     started = time.perf_counter()
     rows: list[Row] = []
     cases = [(name, *model) for model in (TINY if tiny else MODELS).items() for name in (*STEPS, *CLIPS)]
+    cases += [(MASTERED, *model) for model in (TINY if tiny else NARROW).items()]
     cases += [("Muon", *model) for model in (TINY_MATRICES if tiny else MATRICES).items()]
     for done, (name, model, shapes) in enumerate(cases):
         progress(f"{name}, {model}", done, len(cases))
@@ -85,14 +97,19 @@ def run(
         "" if device.type == "cuda" else "CPU SMOKE TEST: reference backend, tiny sizes; no measurement of any kernel"
     )
     stem = f"optim-{hardware_slug(device)}{'-smoke' if tiny else ''}"
-    return Report(stem, "steps of optimizers, f32; of Muon, bf16", label, COLUMNS, CHARTS, settings, rows)
+    return Report(stem, "steps of optimizers, f32 unless said; of Muon, bf16", label, COLUMNS, CHARTS, settings, rows)
 
 
 def case_rows(
     name: str, model: str, shapes: Sequence[tuple[int, ...]], iterations: int, warmup: int, device: torch.device
 ) -> list[Row]:
-    makers, moved = muon(device) if name == "Muon" else steps(name, device) if name in STEPS else clips(name)
-    dtype = torch.bfloat16 if name == "Muon" else torch.float32
+    if name == "Muon":
+        makers, moved = muon(device)
+    elif name == MASTERED:
+        makers, moved = mastered(device)
+    else:
+        makers, moved = steps(name, device) if name in STEPS else clips(name)
+    dtype = torch.bfloat16 if name in ("Muon", MASTERED) else torch.float32
     nbytes = moved * sum(torch.Size(shape).numel() for shape in shapes) * dtype.itemsize
     found: list[Row] = []
     for contestant, maker in makers.items():  # one after another: states of large models do not fit side by side
@@ -136,6 +153,34 @@ def steps(name: str, device: torch.device) -> tuple[Makers, int]:
         "torch fused": lambda ps: peer(ps, fused=True, **theirs).step,
     }
     return makers, moved
+
+
+def mastered(device: torch.device) -> tuple[Makers, int]:
+    """Torch's has no masters: gradients are copied to f32, and what was updated in f32 is copied back."""
+    options: dict[str, Any] = {"lr": 1e-3}
+    theirs = {**options, "capturable": True} if device.type == "cuda" else options
+
+    def torchs(ps: list[Tensor], **kind: Any) -> Callable[[], Any]:
+        masters = [p.detach().float().requires_grad_() for p in ps]
+        wide = [torch.empty_like(master) for master in masters]
+        for master, grad in zip(masters, wide, strict=True):
+            master.grad = grad
+        optimizer = torch.optim.AdamW(masters, **theirs, **kind)
+
+        @torch.no_grad()
+        def step() -> None:
+            torch._foreach_copy_(wide, [p.grad for p in ps if p.grad is not None])
+            optimizer.step()
+            torch._foreach_copy_(ps, masters)
+
+        return step
+
+    makers: Makers = {
+        "triplan": lambda ps: ours.AdamW(ps, master_weights=True, **options).step,
+        "torch foreach": lambda ps: torchs(ps, foreach=True),
+        "torch fused": lambda ps: torchs(ps, fused=True),
+    }
+    return makers, 14
 
 
 def muon(device: torch.device) -> tuple[Makers, int]:

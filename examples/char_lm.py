@@ -2,12 +2,13 @@
 
 The text is Python's language reference, which comes with Python for its interactive help (``pydoc_data.topics``). The
 model reads CONTEXT characters and predicts the next one: embedding, linear, ReLU, rms_norm, linear, cross_entropy. Both
-models start from the same parameters, read the same characters and are trained by gradient descent. Their losses differ
-only by rounding errors, which accumulate over the steps; ``allowed`` derives how far from the guarantee of the matrix
-products. At the end, cross_entropy with a mean over bytes gives the loss on held-out text in bits per byte; a step's
-host time is printed beside that on torch.
+models start from the same parameters, read the same characters and are trained by the same optimizer, of triplan.optim
+and of torch.optim. Their losses differ only by rounding errors, which accumulate over the steps. How far they may is
+shown by two more models in float64, one of them with errors as large as the guarantee of the matrix products allows. At
+the end, cross_entropy with a mean over bytes gives the loss on held-out text in bits per byte; a step's host time is
+printed beside that on torch.
 
-    python examples/char_lm.py [--steps 300] [--device cpu|cuda]
+    python examples/char_lm.py [--steps 300] [--device cpu|cuda] [--optimizer SGD|Adam|AdamW|Muon]
 
 On a CPU the plans run the reference backend, and training takes seconds; on a GPU they run Triton kernels.
 """
@@ -20,7 +21,7 @@ import pydoc_data.topics
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -30,12 +31,13 @@ from torch.nn import functional
 
 import triplan as tp
 import triplan.functional
+import triplan.optim
 
 CONTEXT, WIDTH, HIDDEN, BATCH = 8, 16, 64, 128
-RATE, STEPS = 0.2, 300
-#: By how much the loss differs after one more step, relative to a relative error e in every product: at most 0.013 e,
-#: measured in float64 on three scales of e (2**-24, 2**-22, 2**-11), uniform in every parameter and at every step.
-GROWTH = 0.02
+STEPS = 300
+RATES = {"SGD": 0.2, "Adam": 3e-3, "AdamW": 3e-3, "Lion": 1e-3, "Muon": 0.02}
+#: How many times as far from float64 as the model with drawn errors each of the others may be.
+MARGIN = 4
 
 Parameters = dict[str, Tensor]
 
@@ -82,14 +84,64 @@ def scores(f: Any, p: Parameters, contexts: Tensor) -> Tensor:
     return result
 
 
-def step(f: Any, p: Parameters, contexts: Tensor, following: Tensor) -> Tensor:
-    """Do one step of gradient descent; return the loss before it."""
-    loss: Tensor = f.cross_entropy(scores(f, p, contexts), following)
-    gradients = torch.autograd.grad(loss, list(p.values()))
-    with torch.no_grad():
-        for parameter, gradient in zip(p.values(), gradients, strict=True):
-            parameter -= RATE * gradient
-    return loss.detach()
+class Model(NamedTuple):
+    """Parameters, the functions that compute the loss, and what updates the parameters."""
+
+    f: Any
+    parameters: Parameters
+    optimizers: Sequence[torch.optim.Optimizer]
+    #: Gives what is used in a parameter's place.
+    disturbed: Callable[[Tensor], Tensor] = lambda t: t
+
+    def step(self, contexts: Tensor, following: Tensor) -> Tensor:
+        """Do one step of the optimizer; return the loss before it."""
+        used = {name: self.disturbed(t) for name, t in self.parameters.items()}
+        loss: Tensor = self.f.cross_entropy(scores(self.f, used, contexts), following)
+        gradients = torch.autograd.grad(loss, list(self.parameters.values()))
+        for parameter, gradient in zip(self.parameters.values(), gradients, strict=True):
+            parameter.grad = gradient
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return loss.detach()
+
+
+def optimizers(module: Any, name: str, p: Parameters) -> list[torch.optim.Optimizer]:
+    """The optimizer ``name`` of triplan.optim or torch.optim. Muon moves the factors of products, AdamW the rest."""
+    if name != "Muon":
+        return [getattr(module, name)(p.values(), lr=RATES[name])]
+    matrices = [p["first"], p["last"]]
+    rest = [t for t in p.values() if all(t is not matrix for matrix in matrices)]
+    return [module.Muon(matrices, lr=RATES["Muon"]), module.AdamW(rest, lr=RATES["AdamW"])]
+
+
+def models(start: Parameters, device: torch.device, name: str, peer: Any = torch.optim) -> list[Model]:
+    """Triplan's model, torch's, one in float64, and one in float64 with errors.
+
+    An error of a product of at most ctol * sum|terms| is what a relative error of ctol in one of its factors causes, so
+    the last model's parameters have relative errors up to ctol, drawn anew at every step. The ctol is what torch's
+    settings allow, in f32 or in tf32. The other ops have smaller errors.
+    """
+    tf32 = device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    product = tp.GemmDescriptor(
+        m=BATCH, n=HIDDEN, k=CONTEXT * WIDTH, element="f32", math="tf32" if tf32 else None
+    )  # its k is the largest, in the backward too
+    ctol = tp.plan(product, target=tp.Target.of(device)).precision_guarantee().tolerance.ctol
+    generator = torch.Generator().manual_seed(1)
+
+    def with_errors(t: Tensor) -> Tensor:
+        drawn = torch.rand(t.shape, generator=generator, dtype=t.dtype) * 2 - 1
+        return t * (1 + ctol * drawn.to(device))
+
+    found = []
+    for f, module, dtype in (
+        (triplan.functional, triplan.optim, torch.float32),
+        (functional, peer, torch.float32),
+        (functional, peer, torch.float64),
+        (functional, peer, torch.float64),
+    ):
+        own = {k: v.to(device, dtype, copy=True).requires_grad_() for k, v in start.items()}
+        found.append(Model(f, own, optimizers(module, name, own)))
+    return [*found[:3], found[3]._replace(disturbed=with_errors)]
 
 
 def windows(data: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,48 +150,37 @@ def windows(data: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     return found[:, :-1].contiguous(), found[:, -1].contiguous()
 
 
-def train(
-    text: Text, ours: Parameters, theirs: Parameters, steps: int, generator: torch.Generator
-) -> Iterator[tuple[float, float]]:
-    """Train both models; yield (triplan's loss, torch's loss) before each step."""
-    device = ours["bias"].device
+def train(text: Text, trained: list[Model], steps: int, generator: torch.Generator) -> Iterator[list[float]]:
+    """Train the models on the same characters; yield their losses before each step."""
+    device = trained[0].parameters["bias"].device
     for _ in range(steps):
         at = torch.randint(0, len(text.training) - CONTEXT, (BATCH,), generator=generator)
         contexts, following = (t.to(device) for t in windows(text.training, at))
-        mine = step(triplan.functional, ours, contexts, following)
-        torchs = step(functional, theirs, contexts, following)
-        yield float(mine), float(torchs)
+        yield [float(model.step(contexts, following)) for model in trained]
 
 
-def host_times(text: Text, ours: Parameters, theirs: Parameters, count: int = 100) -> tuple[float, float]:
+def differences(losses: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """The largest relative difference of triplan's losses from torch's, and what is allowed."""
+    farthest = max(abs(ours - theirs) / theirs for ours, theirs, _, _ in losses)
+    drawn = max(abs(disturbed - exact) / exact for _, _, exact, disturbed in losses)
+    return farthest, 2 * MARGIN * drawn
+
+
+def host_times(text: Text, ours: Model, theirs: Model) -> tuple[float, float]:
     """Host microseconds of a step in steady state: (triplan's, torch's), the medians of steps that take turns."""
-    device = ours["bias"].device
+    device = ours.parameters["bias"].device
+    count = 100 if device.type == "cuda" else 10
     contexts, following = (t.to(device) for t in windows(text.training, torch.arange(BATCH)))
     times: tuple[list[float], list[float]] = ([], [])
     for i in range(count + 3):  # the first are recorded for replay
-        for kept, f, p in zip(times, (triplan.functional, functional), (ours, theirs), strict=True):
+        for kept, model in zip(times, (ours, theirs), strict=True):
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             begin = time.perf_counter()
-            step(f, p, contexts, following)
+            model.step(contexts, following)
             if i >= 3:
                 kept.append((time.perf_counter() - begin) * 1e6)
     return statistics.median(times[0]), statistics.median(times[1])
-
-
-def allowed(device: torch.device, steps: int) -> float:
-    """The largest difference of the losses, relative to torch's, that rounding may cause in so many steps.
-
-    An error of a product of at most ctol * sum|terms| is what a relative error of ctol in one of its factors causes.
-    Both models have such errors. Those of the other ops are smaller than those of the products, whose ctol says what
-    torch's settings allow: 2e-5 in f32, 2e-3 in tf32.
-    """
-    tf32 = device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
-    product = tp.GemmDescriptor(
-        m=BATCH, n=HIDDEN, k=CONTEXT * WIDTH, element="f32", math="tf32" if tf32 else None
-    )  # its k is the largest, in the backward too
-    guarantee = tp.plan(product, target=tp.Target.of(device)).precision_guarantee()
-    return 2 * GROWTH * steps * guarantee.tolerance.ctol
 
 
 def bits_per_byte(p: Parameters, text: Text, device: torch.device) -> float:
@@ -157,23 +198,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="A character-level model, trained beside torch.")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--optimizer", default="SGD", choices=[name for name in RATES if hasattr(torch.optim, name)])
     options = parser.parse_args(arguments)
     device = torch.device(options.device)
     text, generator = read_text(), torch.Generator().manual_seed(0)
-    start = initial(len(text.bytes), generator)
-    ours, theirs = ({k: v.to(device, copy=True).requires_grad_() for k, v in start.items()} for _ in range(2))
-    losses: list[float] = []
-    farthest = 0.0
-    for mine, torchs in train(text, ours, theirs, options.steps, generator):
+    trained = models(initial(len(text.bytes), generator), device, options.optimizer)
+    losses: list[list[float]] = []
+    for found in train(text, trained, options.steps, generator):
         if len(losses) % max(options.steps // 15, 1) == 0:
-            print(f"step {len(losses):4d}  triplan {mine:.6f}  torch {torchs:.6f}")
-        losses.append(mine)
-        farthest = max(farthest, abs(mine - torchs) / torchs)
-    limit = allowed(device, options.steps)
-    print(f"last loss: {losses[-1]:.4f}; largest relative difference from torch: {farthest:.1e} (<= {limit:.0e})")
-    print(f"held out: {bits_per_byte(ours, text, device):.3f} bits per byte")
-    print("host time of a step: triplan {:.0f} us, torch {:.0f} us".format(*host_times(text, ours, theirs)))
-    return 0 if farthest <= limit and losses[-1] < losses[0] else 1
+            print(f"step {len(losses):4d}  triplan {found[0]:.6f}  torch {found[1]:.6f}")
+        losses.append(found)
+    last, (farthest, limit) = losses[-1][0], differences(losses)
+    print(f"last loss: {last:.4f}; largest relative difference from torch: {farthest:.1e} (<= {limit:.0e})")
+    print(f"held out: {bits_per_byte(trained[0].parameters, text, device):.3f} bits per byte")
+    print("host time of a step: triplan {:.0f} us, torch {:.0f} us".format(*host_times(text, *trained[:2])))
+    return 0 if farthest <= limit and last < losses[0][0] else 1
 
 
 if __name__ == "__main__":

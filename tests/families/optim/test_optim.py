@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases.optim import Lion
 from torch import Tensor
 
 import triplan as tp
@@ -24,24 +25,6 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SHAPES = ((0,), (), (7, 11), (CHUNK,), (3, CHUNK // 2 + 1)) if not interpreting() else ((0,), (), (7, 11), (CHUNK + 5,))
 STEPS = 12 if not interpreting() else 3
 U = 2.0**-24
-
-
-class Lion(torch.optim.Optimizer):
-    """Chen et al., "Symbolic discovery of optimization algorithms", 2023, algorithm 2."""
-
-    def __init__(self, params: Any, lr: float, betas: tuple[float, float], weight_decay: float) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            b1, b2 = group["betas"]
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                m = self.state[p].setdefault("m", torch.zeros_like(p))
-                p.sub_(group["lr"] * ((b1 * m + (1 - b1) * p.grad).sign() + group["weight_decay"] * p))
-                m.mul_(b2).add_(p.grad, alpha=1 - b2)
 
 
 ADAM = {"lr": 1e-2, "betas": (0.9, 0.99), "weight_decay": 0.1}

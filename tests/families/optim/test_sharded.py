@@ -56,15 +56,21 @@ def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
     return triplan.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def trains_as_one(mesh: Any, rank: int, device: torch.device) -> None:
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+def sharded(mesh: Any, device: torch.device) -> nn.Sequential:
     from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import DTensor
 
-    alone, model = network().to(device), network().to(device)
+    model = network().to(device)
     for block in model[1:3]:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
+    return model
+
+
+def trains_as_one(mesh: Any, rank: int, device: torch.device, folder: str) -> None:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+    from torch.distributed.tensor import DTensor
+
+    alone, model = network().to(device), sharded(mesh, device)
     tokens = torch.randint(CLASSES, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1)).to(device)
     mine = tokens.chunk(WORLD)[rank]
     optimizers = [ours.AdamW(m.parameters(), lr=1e-2, weight_decay=0.1) for m in (model, alone)]
@@ -101,6 +107,28 @@ def trains_as_one(mesh: Any, rank: int, device: torch.device) -> None:
     if rank == 0:
         for name, q in alone.named_parameters():
             assert torch.equal(kept["state"][name]["exp_avg_sq"].to(device), optimizers[1].state[q]["exp_avg_sq"])
+    goes_on_from_a_checkpoint(mesh, device, folder, model, optimizers[0], mine)
+
+
+def goes_on_from_a_checkpoint(
+    mesh: Any, device: torch.device, folder: str, model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor
+) -> None:
+    """What torch.distributed.checkpoint wrote and read again takes the same next step, in every bit."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    other = sharded(mesh, device)
+    restored = ours.AdamW(other.parameters(), lr=0.5)  # the rate is read too
+    names = "model", "optimizer"
+    checkpoint.save(dict(zip(names, get_state_dict(model, optimizer), strict=True)), checkpoint_id=folder)
+    read = dict(zip(names, get_state_dict(other, restored), strict=True))
+    checkpoint.load(read, checkpoint_id=folder)
+    set_state_dict(other, restored, model_state_dict=read["model"], optim_state_dict=read["optimizer"])
+    for trained, by in ((model, optimizer), (other, restored)):
+        loss_of(trained, tokens).backward()  # type: ignore[no-untyped-call]
+        by.step()
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(whole(p), whole(q))
 
 
 def narrow_parameters(mesh: Any, device: torch.device) -> None:
@@ -204,7 +232,7 @@ def work(rank: int, store: str, kind: str) -> None:
     )
     try:
         mesh = dist.init_device_mesh(kind, (WORLD,))
-        trains_as_one(mesh, rank, device)
+        trains_as_one(mesh, rank, device, f"{store}-checkpoint")
         narrow_parameters(mesh, device)
         muon_as_one(mesh, device)
         refuses_and_redistributes(mesh, rank, device)
