@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -122,6 +123,16 @@ def run(
         record.steps.append(Step(plan, operands, scalars, workspace))
 
 
-def run_expression(operands: dict[str, torch.Tensor], out: str, root: Any, **scalars: float) -> None:
+def run_expression(
+    operands: dict[str, torch.Tensor], out: str, root: Any, scalars: dict[str, Any] | None = None
+) -> None:
     """Write ``root``, an expression of the other ``operands`` and of ``scalars``, to the operand ``out``."""
     run(plan_type("expression"), operands, scalars=scalars, results=((out, root),))
+
+
+def run_reduced_expression(
+    op: str, operands: dict[str, torch.Tensor], axes: Sequence[int], root: Any, scalars: dict[str, Any] | None = None
+) -> None:
+    """Write the ``op`` ("sum", ...) over ``axes`` of ``root``, an expression as above, to the operand ``out``."""
+    op = f"{op}_expression"
+    run(plan_type(op), operands, scalars=scalars, op=op, reduce_axes=tuple(axes), expression=root)

@@ -15,9 +15,8 @@ import torch
 
 from triplan.descriptors.expressions.expression import Expr, operand
 from triplan.descriptors.reductions import EXTREMA
-from triplan.facade import ExpressionReductionPlan
 from triplan.functional._ops import Recorded
-from triplan.functional._plans import run
+from triplan.functional._plans import run_reduced_expression
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import broadcast, check_same_device
 from triplan.functional._sharding.axes import reduced
@@ -77,8 +76,7 @@ def _fill(
     tensors = [t.clone() if not t.dim() and t.data_ptr() % _ALIGNMENT else t for t in tensors]
     operands = {**dict(zip(of.tensors, tensors, strict=True)), "out": out.view(kept_of(shape, axes))}
     scalars = dict(zip(of.numbers, numbers, strict=True))
-    how: dict[str, Any] = {"op": f"{op}_expression", "reduce_axes": tuple(axes), "expression": of.results[0][1]}
-    run(ExpressionReductionPlan, operands, scalars=scalars, **how)
+    run_reduced_expression(op, operands, axes, of.results[0][1], scalars)
 
 
 def _setup(n: int, ctx: Any, inputs: Any, output: Tensor) -> None:

@@ -23,7 +23,7 @@ from triplan.facade.plan import plan_type
 from triplan.functional import _plans
 from triplan.functional._autocast import narrowed, widened
 from triplan.functional._ops import RECORDED, Recorded
-from triplan.functional._plans import run, run_expression
+from triplan.functional._plans import run, run_expression, run_reduced_expression
 from triplan.functional._replay.recording import is_plain
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import check_same_device
@@ -200,7 +200,7 @@ class _Chunks:
         else:
             run(plan_type("gemm"), operands)
         if self.softcap:
-            run_expression({"z": z, "y": y}, "y", _CAPPED, cap=self.softcap)
+            run_expression({"z": z, "y": y}, "y", _CAPPED, {"cap": self.softcap})
         return y
 
     def accumulate(self, start: int, dlogits: Tensor) -> None:
@@ -208,7 +208,7 @@ class _Chunks:
         x = self.x[start : start + self.rows]
         if self.softcap:
             operands = {"y": dlogits, "z": self.z[: x.size(0)], "out": dlogits}  # over what is read no more
-            run_expression(operands, "out", _UNCAPPED, cap=self.softcap)
+            run_expression(operands, "out", _UNCAPPED, {"cap": self.softcap})
         dx, dlinear, dbias = self.grads
         if dx is not None:
             run(plan_type("gemm"), {"a": dlogits, "b": self.linear, "c": dx[start : start + self.rows]})
@@ -303,10 +303,8 @@ def _mean(
         return (losses.sum() / divisor).to(dtype), divisor
     divisor, loss = losses.new_empty(()), losses.new_empty((), dtype=dtype)
     numbers = {"classes": classes, "ignored": ignored}
-    how: dict[str, Any] = {"op": "sum_expression", "reduce_axes": (0,)}
-    plan = plan_type("sum_expression")
-    run(plan, {"target": target, "out": divisor}, scalars=numbers, expression=_KEPT, **how)
-    run(plan, {"losses": losses, "divisor": divisor, "out": loss}, expression=_losses / _divisor, **how)
+    run_reduced_expression("sum", {"target": target, "out": divisor}, (0,), _KEPT, numbers)
+    run_reduced_expression("sum", {"losses": losses, "divisor": divisor, "out": loss}, (0,), _losses / _divisor)
     return loss, divisor
 
 

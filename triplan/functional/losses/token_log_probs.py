@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from triplan import expr
-from triplan.facade import CrossEntropyPlan, plan_type
+from triplan.facade import CrossEntropyPlan
 from triplan.functional._ops import RECORDED, Recorded
-from triplan.functional._plans import run
+from triplan.functional._plans import run_expression
 from triplan.functional._replay.recording import is_plain
 from triplan.functional._replay.replay import replayed
 from triplan.functional.losses.shared import How, checked, compute_dtype, run_loss
@@ -26,7 +26,7 @@ def _negative(t: Tensor, dtype: torch.dtype) -> Tensor:
     if torch.is_grad_enabled() or not is_plain(t):
         return -t.to(dtype)
     found = torch.empty_like(t, dtype=dtype)
-    run(plan_type("expression"), {"x": t, "out": found}, results=(("out", -expr.operand("x")),))
+    run_expression({"x": t, "out": found}, "out", -expr.operand("x"))
     return found
 
 

@@ -15,7 +15,7 @@ import torch
 from triplan import expr
 from triplan.facade import plan_type
 from triplan.functional._ops import RECORDED
-from triplan.functional._plans import run, run_expression
+from triplan.functional._plans import run, run_expression, run_reduced_expression
 from triplan.functional._replay.recording import is_plain
 from triplan.functional._sharding import is_dtensor
 
@@ -74,7 +74,7 @@ def gradient(ctx: Any, grads: Any, mean: Callable[[Tensor, torch.dtype], Tensor]
         if ctx.op != "var" and (ctx.op, ctx.order) != ("vector_norm", 1.0):
             operands["out"] = expanded(out, ctx.gone)
     found = torch.empty_like(x)
-    run_expression({**operands, "dx": found}, "dx", root, **scalars)
+    run_expression({**operands, "dx": found}, "dx", root, scalars)
     return found
 
 
@@ -87,7 +87,7 @@ def _share(ctx: Any, grad: Tensor) -> Tensor:
     found = torch.empty_like(grad, dtype=dtype)
     # The layout of a tensor without axes cannot say that it is aligned less.
     operands = {"grad": grad, "dx": found} if grad.dim() else {"grad": grad.reshape(1), "dx": found.view(1)}
-    run_expression(operands, "dx", _grad / _count, count=count)
+    run_expression(operands, "dx", _grad / _count, {"count": count})
     return found
 
 
@@ -99,8 +99,7 @@ def _wide(x: Tensor, out: Tensor) -> torch.dtype:
 def _equal_to(extreme: Tensor, x: Tensor, axes: Sequence[int]) -> Tensor:
     """How many elements of each line equal ``extreme``, by one launch; ``axes`` have one element."""
     count = x.new_empty([n for a, n in enumerate(x.shape) if a not in axes], dtype=torch.int64)
-    how: dict[str, Any] = {"op": "sum_expression", "reduce_axes": tuple(axes), "expression": _CHOSEN}
-    run(plan_type("sum_expression"), {"x": x, "extreme": extreme, "out": count}, **how)
+    run_reduced_expression("sum", {"x": x, "extreme": extreme, "out": count}, axes, _CHOSEN)
     return expanded(count, axes)
 
 

@@ -139,9 +139,6 @@ def _function(source: str, name: str) -> Any:
 def fused(desc: ExpressionProblem, rounds: bool = True) -> Any:
     """The jit function of the tree of ``desc``; see ``text``."""
     source = text(desc, rounds)
-    name = (
-        desc.op
-        if not desc.op.endswith("expression")
-        else f"expression_{hashlib.sha256(source.encode()).hexdigest()[:12]}"
-    )
+    stated = hasattr(desc, "nodes")  # one of many trees of its op
+    name = f"expression_{hashlib.sha256(source.encode()).hexdigest()[:12]}" if stated else desc.op
     return _function(source.replace("def fused(", f"def {name}_(", 1), f"{name}_")
