@@ -39,8 +39,10 @@ DEVIATIONS = ("var", "std", "var_mean", "std_mean")
 OF_FLOATS = ("mean", *DEVIATIONS, "vector_norm", "logsumexp")
 #: Ops whose result may have another element, ``out_element``; that of the others is fixed by x.
 SUMS = ("sum", "prod", *OF_FLOATS)
+#: Ops that also give the position of their result.
+INDEXED = ("max", "min")
 #: Ops that are undefined on an empty set of elements.
-EXTREMA = ("amax", "amin", "aminmax", "max", "min", "argmax", "argmin")
+EXTREMA = ("amax", "amin", "aminmax", *INDEXED, "argmax", "argmin")
 
 
 class ReductionProblem(Descriptor):

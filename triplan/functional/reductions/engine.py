@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from triplan.descriptors.reductions import DEVIATIONS, EXTREMA, PAIRS
+from triplan.descriptors.reductions import DEVIATIONS, EXTREMA, INDEXED, PAIRS
 from triplan.facade import plan_type
 from triplan.functional._ops import Recorded
 from triplan.functional._plans import run
@@ -85,7 +85,7 @@ def _empty(
         raise IndexError(f"{op}(): Expected reduction dim {list(dims)} to have non-zero size.")
     shape = [1 if a in axes else n for a, n in enumerate(input.shape)] if keepdim else kept_of(input.shape, axes)
     found = [input.new_empty(shape, dtype=dtype or input.dtype)]
-    if op in PAIRS or op in ("max", "min"):
+    if op in PAIRS or op in INDEXED:
         found.append(torch.empty_like(found[0], dtype=None if op in PAIRS else torch.int64))
     return found
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from triplan import expr
+from triplan.descriptors.reductions import INDEXED
 from triplan.facade import plan_type
 from triplan.functional._ops import RECORDED
 from triplan.functional._plans import run, run_expression, run_reduced_expression
@@ -144,7 +145,7 @@ def _composed(ctx: Any, grad: Tensor) -> Any:
     if op in ("amax", "amin"):  # equal elements share it; NaN equals nothing, and its line's gradient is NaN
         chosen = x == out
         return (grad * chosen) / chosen.sum(axes, keepdim=True) if axes else grad * chosen
-    if op in ("max", "min"):
+    if op in INDEXED:
         lines = torch.arange(count, device=x.device).reshape([n if a in axes else 1 for a, n in enumerate(x.shape)])
         return torch.where(lines == expanded(indices[0], ctx.gone), grad, 0)  # not 0 * grad, which may be infinite
     if op == "prod":
