@@ -176,14 +176,15 @@ class Rows:
         return Tile(1, block, warps_for(block, self._size))
 
     def loop_tile(self, held: int, operands: int = 1, most_warps: int = 0) -> Tile:
-        """The tile of a loop that reads rows of any length twice, the second time from the L2 cache.
+        """The tile of a loop that reads rows of any length twice, the second time from the L2 cache: of one row, or of
+        several where neighbouring rows are adjacent in memory, or in some operands (if there are enough).
 
         Programs are so large that the rows of all resident ones fit in the L2 cache. A thread holds ``held`` bytes of
         each of ``operands`` operands: the fewer, the more programs are resident. ``most_warps``: by default 32, or 16
         with several operands.
         """
-        if self.across:
-            return self.block_tile()
+        if self.across or (self.crossed and self.has_many()):
+            return self.block_tile(crosses=True)
         block, size = ceil_power(self.n), self.element.itemsize
         each = held if self.unit else 4 * size
         warps = min(max(operands * block * size // 4096, 4), 8 * size, most_warps or (16 if operands > 1 else 32))

@@ -65,10 +65,10 @@ class Entry(ABC):
         self.backward = desc.op.endswith("_backward")
         #: Where the rows lie.
         self.rows = rows_of(desc)
-        read = [o.name for o in self.rows.operands if o.role is not Role.OUTPUT]
-        #: How often operands' rows are read or written; operands that are read to reduce their rows.
-        self.moved = len(read) + sum([o.is_written for o in self.rows.operands])
-        self.read_first = len(set(read) - set(self.late))
+        read = [o for o in self.rows.operands if o.role is not Role.OUTPUT]
+        #: The operands whose rows are read or written, those with both twice; those that are read to reduce rows.
+        self.moved = [*read, *(o for o in self.rows.operands if o.is_written)]
+        self.read_first = [o for o in read if o.name not in self.late]
         self.own_tile = self.find_tile()
         #: ``own_tile``; where the entry does not apply, one that a guarantee can be stated for.
         self.tile = self.own_tile or self.rows.block_tile()
@@ -103,9 +103,9 @@ class Entry(ABC):
         """The launches that do the rows' own work. There is something to write."""
         return [self.launch(self.which[self.backward])]
 
-    @abstractmethod
     def us(self, target: Target) -> float:
-        """Microseconds of ``main``."""
+        """Microseconds of ``main``; by default of its traffic."""
+        return waves_us(self.rows.count, sum(self.traffic()), target)
 
     def programs(self) -> int:
         """Programs of the largest launch; by default one a tile."""
@@ -142,8 +142,8 @@ class Entry(ABC):
     def traffic(self) -> tuple[int, int]:
         """Bytes of one row: those read first, to reduce it, and those moved second, for the results alone. If there
         are any of these, the first are read again."""
-        row = self.rows.n * self.element.itemsize
-        return self.read_first * row, (self.moved - self.read_first) * row
+        first, every = (self.rows.n * sum(o.element.itemsize for o in some) for some in (self.read_first, self.moved))
+        return first, every - first
 
     def reducing_us(self, programs: int, nbytes: float, target: Target) -> float:
         """Microseconds of programs that reduce ``nbytes`` each: their traffic or their number is the limit."""
@@ -220,8 +220,8 @@ class WholeRows(Entry):
     held: ClassVar[Sequence[int]] = (4096, 4096)
     #: Whether few warps share a row, forward and backward (see ``Rows.whole_tile``).
     few_warps: ClassVar[Sequence[bool]] = (True, True)
-    #: Elements of a row above which ``narrow`` pays.
-    narrow_above: ClassVar[int] = MOST_NARROW
+    #: Elements of a row above which ``narrow`` pays, forward and backward.
+    narrow_above: ClassVar[Sequence[int]] = (MOST_NARROW, MOST_NARROW)
 
     def find_tile(self) -> Tile | None:
         if self.narrow():
@@ -233,7 +233,7 @@ class WholeRows(Entry):
     def narrow(self) -> bool:
         """Whether threads hold 16-bit elements as they are read: as compute elements they would fill a multiprocessor's
         registers. (With an address for each, narrow ones would not fit either.)"""
-        fits = self.narrow_above < ceil_power(self.rows.n) <= MOST_NARROW
+        fits = self.narrow_above[self.backward] < ceil_power(self.rows.n) <= MOST_NARROW
         return fits and self.element.itemsize == 2 and self.rows.vectors
 
     def main(self) -> list[Launch]:
@@ -292,6 +292,9 @@ class SplitRows(Entry):
     @abstractmethod
     def partials(self) -> tuple[str, ...]:
         """The arrays of partial results, one element a block."""
+
+    def find_tile(self) -> Tile:
+        return self.rows.block_tile(len(self.read_first), alone=True)
 
     def blocks(self) -> int:
         """Blocks of a row that are reduced. (One even of an empty row: its statistics are written.)"""

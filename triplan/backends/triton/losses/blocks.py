@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from triplan.backends.triton.common import bounds
-from triplan.backends.triton.common.tiles import Tile, waves_us
+from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.losses import blocks_kernels as kernels
 from triplan.backends.triton.losses.shared import LossEntry
 from triplan.descriptors import CrossEntropyBackwardDescriptor, NllLossBackwardDescriptor, Operand
-from triplan.sku import ElementKind, PrecisionGuarantee, Target
+from triplan.sku import ElementKind, PrecisionGuarantee
 
 #: Elements of a row at most that a program holds whole, of several rows where they are shorter. Untuned.
 MOST = 4096
@@ -26,9 +26,6 @@ class LossBlocks(LossEntry):
 
     def idle(self) -> bool:
         return self.rows.count == 0  # rows of no classes have a status: their targets are bad
-
-    def us(self, target: Target) -> float:
-        return waves_us(self.rows.count, sum(self.traffic()), target)
 
     def guaranteed(self, o: Operand) -> PrecisionGuarantee:
         """``roundings``, and those of the classes' sum of weights and of a denominator."""

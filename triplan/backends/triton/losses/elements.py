@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from triplan.backends.runtime.launch import Arg, Int, Launch
-from triplan.backends.triton.common import bounds, card
+from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.offsets import I32_LIMIT
 from triplan.backends.triton.common.rows_entries import Entry
 from triplan.backends.triton.common.tiles import Tile
@@ -47,9 +47,6 @@ class ScaleElements(Entry, ops=ScaleGradientDescriptor.ops()):
     def supports(self, target: Target) -> Support:
         found = [o.name for o in self.desc.operands() if not o.layout.packed and o.numel > 1]
         return Support.no(f"{found[0]} is not promised packed") if found else SUPPORTED
-
-    def us(self, target: Target) -> float:
-        return card.LAUNCH_US + 2 * self.desc.operand("dx").nbytes / card.BYTES_PER_US
 
     def guaranteed(self, o: Operand) -> PrecisionGuarantee:
         """One product."""

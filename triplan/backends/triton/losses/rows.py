@@ -26,7 +26,7 @@ ACROSS_TILE, CROSSED_TILE = Tile(512, 8, 8), Tile(64, 64, 8)
 
 
 class CrossEntropyRows(WholeRows, CrossEntropyEntry, ops=CrossEntropyDescriptor.ops()):
-    which, longest, narrow_above = (kernels.cross_entropy_rows_kernel,), (8192,), 8192
+    which, longest, narrow_above = (kernels.cross_entropy_rows_kernel,), (8192,), (8192,)
 
     def us(self, target: Target) -> float:
         several = not self.rows.vectors and self.tile.block < FEW_WARPS_FROM
@@ -47,7 +47,7 @@ class NllLossRows(WholeRows, LossEntry, ops=NllLossDescriptor.ops()):
     def reduces(self) -> bool:
         """One program does, which takes less time than a launch. As in ``loss_sum_kernel``, each thread has a row: the
         order of additions is the same."""
-        return self.desc.reduced and self.rows.outer == 1 and self.rows.count > 0 and self.is_few()
+        return self.desc.reduced and self.rows.outer == 1 and self.rows.count > 0 and self.few
 
     def main(self) -> list[Launch]:
         absent = () if self.reduces() else ("loss", "share", "counted")

@@ -14,7 +14,7 @@ from triplan.backends.runtime.launch import Arg, Float, Int, Launch, Ptr
 from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.fill import fill_launch
 from triplan.backends.triton.common.offsets import padded_bytes
-from triplan.backends.triton.common.rows_entries import Entry
+from triplan.backends.triton.common.rows_entries import Entry, rows_of
 from triplan.backends.triton.common.tiles import Tile, waves_us
 from triplan.backends.triton.losses import shared_kernels as kernels
 from triplan.descriptors import CrossEntropyDescriptor, Operand
@@ -47,17 +47,21 @@ class LossEntry(Entry):
         self.weighs = self.smoothing != 0 and desc.weight
         #: Whether a gradient is written.
         self.differentiates = desc.op.endswith("_backward") or getattr(desc, "gradient", False)
+        #: Whether one program whose threads have a row each reduces all rows.
+        self.few = rows_of(desc).count <= min(CHUNK, 32 * CHUNK_WARPS)
         super().__init__(desc)
         self.version = 2 if desc.reduced else 1
+        #: Chunks of rows that are reduced, and the rows of each.
+        self.parts, self.each = self.chunks()
 
     def arguments(self) -> dict[str, Arg]:
-        args, desc, (parts, each) = super().arguments(), self.desc, self.chunks()
+        args, desc = super().arguments(), self.desc
         if isinstance(desc, CrossEntropyDescriptor) and desc.in_place:
             args |= {"dx": args["x"], "dx_strides": args["x_strides"]}
         # What a row's loss is multiplied by, and what is counted of it in a mean.
         args |= {"share": args.get("bytes"), "counted": args.get("bytes", args.get("weight"))}
-        parts = self.rows.count if self.recounts() else parts
-        args |= {"parts": Int(parts), "each": Int(each), "rows": Int(self.rows.count, True)}
+        parts = self.rows.count if self.recounts() else self.parts
+        args |= {"parts": Int(parts), "each": Int(self.each), "rows": Int(self.rows.count, True)}
         return args | {"ignore": Int(desc.ignore_index, True), "smoothing": Float(self.smoothing, self.compute)}
 
     def constants(self) -> dict[str, Any]:
@@ -67,14 +71,14 @@ class LossEntry(Entry):
             "SMOOTH": self.smoothing != 0,
             "CLAMP": self.desc.out_of_bounds == "clamp",
             "GRAD": self.differentiates,
-            "PARTS": RECOUNTED_ROWS if self.recounts() else 1 if self.chunks()[0] == 1 else MOST_CHUNKS,
+            "PARTS": RECOUNTED_ROWS if self.recounts() else 1 if self.parts == 1 else MOST_CHUNKS,
         }
 
     # --- sums over rows ---
 
     def chunks(self) -> tuple[int, int]:
-        """Chunks, and the rows of each."""
-        if self.is_few():
+        """``parts`` and ``each``."""
+        if self.few:
             return 1, self.sum_tile().block
         each = max(-(-self.rows.count // (MOST_CHUNKS * CHUNK)), 1) * CHUNK
         return max(-(-self.rows.count // each), 1), each
@@ -86,7 +90,7 @@ class LossEntry(Entry):
     def recounts(self) -> bool:
         """Whether each program of ``main`` counts a gradient's denominator by itself, which saves a launch."""
         count = self.rows.count
-        few = count <= RECOUNTED_ROWS and self.programs() * count * 8 <= RECOUNTED_BYTES and self.chunks()[0] == 1
+        few = count <= RECOUNTED_ROWS and self.programs() * count * 8 <= RECOUNTED_BYTES and self.parts == 1
         return few and count > 0 and self.mean and self.differentiates and self.counts_exactly()
 
     def counts_first(self) -> bool:
@@ -96,19 +100,15 @@ class LossEntry(Entry):
     def arrays(self) -> dict[str, int]:
         """Denominators and numerators of the chunks, and the sum of the classes' weights. The numerator of a lone chunk
         is not stored, nor is the denominator, unless it is counted first."""
-        parts = self.chunks()[0]
+        parts = self.parts
         counts = parts if self.counts_first() or (self.mean and parts > 1) else 0
         sums = parts if self.desc.reduced and not self.backward and parts > 1 else 0
         lengths = {"counts": counts, "sums": sums, "class_sum": int(self.weighs)}
         return {name: padded_bytes(n * self.compute.itemsize) for name, n in lengths.items() if n}
 
-    def is_few(self) -> bool:
-        """Whether one program whose threads have a row each reduces all rows."""
-        return self.rows.count <= min(CHUNK, 32 * CHUNK_WARPS)
-
     def sum_tile(self) -> Tile:
         """What a program that reduces rows' losses holds: 32 bytes a thread, or of few rows one a thread."""
-        if self.is_few():
+        if self.few:
             few = FEW_ROWS if self.rows.count <= FEW_ROWS else 32 * CHUNK_WARPS
             return Tile(1, few, few // 32)
         return Tile(1, CHUNK * 4 // self.compute.itemsize, CHUNK_WARPS)
@@ -116,8 +116,7 @@ class LossEntry(Entry):
     def launches(self, target: Target) -> list[Launch]:
         """Reset the status; reduce what gradients need of targets and weights alone; do the rows' own work; reduce the
         losses of all rows to one."""
-        found, parts = [], self.chunks()[0]
-        tile = self.sum_tile()
+        found, parts, tile = [], self.parts, self.sum_tile()
         if self.desc.out_of_bounds == "error":
             found.append(fill_launch(Ptr("status", ElementKind.I64, 8), 1, NO_BAD_INDEX))
         if self.counts_first():
@@ -140,7 +139,7 @@ class LossEntry(Entry):
 
     def roundings_over_rows(self) -> int:
         """Roundings of a sum over all rows, and of its denominator."""
-        per_thread = self.chunks()[1] // (32 * CHUNK_WARPS)
+        per_thread = self.each // (32 * CHUNK_WARPS)
         return 2 * (per_thread + 16 + MOST_CHUNKS // 32) if self.desc.reduced else 0
 
     def roundings_over_classes(self) -> int:

@@ -5,21 +5,16 @@ Without a gradient, the second launch has one program a row, which writes its lo
 
 from __future__ import annotations
 
-from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import padded_bytes
 from triplan.backends.triton.common.rows_entries import SplitRows
-from triplan.backends.triton.common.tiles import Tile, waves_us
+from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.losses import split_kernels as kernels
 from triplan.backends.triton.losses.shared import CrossEntropyEntry
 from triplan.descriptors import CrossEntropyDescriptor
-from triplan.sku import Target
 
 
 class CrossEntropySplit(SplitRows, CrossEntropyEntry, ops=CrossEntropyDescriptor.ops()):
     pairs = ((kernels.cross_entropy_partial_kernel, kernels.cross_entropy_finish_kernel),)
-
-    def find_tile(self) -> Tile:
-        return self.rows.block_tile(alone=True)
 
     def finish(self) -> tuple[Tile, int]:
         return super().finish() if self.desc.gradient else (Tile(1, self.tile.block, 4), 1)
@@ -31,8 +26,3 @@ class CrossEntropySplit(SplitRows, CrossEntropyEntry, ops=CrossEntropyDescriptor
     def arrays(self) -> dict[str, int]:
         logits = self.rows.count * self.compute.itemsize  # those of the targets, one a row
         return super().arrays() | {"mines": padded_bytes(logits)}
-
-    def us(self, target: Target) -> float:
-        # Without a gradient: sectors of partial results and losses.
-        losses = 0.0 if self.desc.gradient else waves_us(self.rows.count, 64, target) - LAUNCH_US
-        return super().us(target) + losses

@@ -28,10 +28,8 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
     def find_tile(self) -> Tile:
         """By sweeps on an H200: what registers have room for beside a row's sums. A program has one row, but several
         where neighbours are adjacent in memory, if there are enough of them."""
-        r, size, centred, operands = self.rows, self.element.itemsize, self.centred, self.read_first
-        if (r.across or r.crossed) and r.has_many():
-            return r.block_tile(crosses=True)
-        if r.across:
+        r, size, centred, operands = self.rows, self.element.itemsize, self.centred, len(self.read_first)
+        if r.across and not r.has_many():
             return r.block_tile(operands, alone=True)
         if self.backward:
             return r.loop_tile(32 if centred and size < 8 else 16, operands)
@@ -53,7 +51,7 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
         return self.tile if self.tile.rows > 1 else super().partials_tile()
 
     def unroll(self) -> int:
-        return self.rows.unroll(self.tile, 4 if self.rows.vectors else max(2 // self.read_first, 1))
+        return self.rows.unroll(self.tile, 4 if self.rows.vectors else max(2 // len(self.read_first), 1))
 
     def constants(self) -> dict[str, Any]:
         return {**super().constants(), "FULL": self.rows.n % (self.tile.block * self.unroll()) == 0}

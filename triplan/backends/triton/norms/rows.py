@@ -57,11 +57,8 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         us = waves_us(self.sums, self.each * tile.rows * sum(self.traffic()) * r.sectors(tile.rows), target)
         if not r.vectors:
             us = max(us, LAUNCH_US + r.count * tile.block / SINGLE_PER_US)
-        return (
-            us
-            + BACKWARD_ELEMENT_US * each
-            + (REDUCE_US * len(self.gradients) if tile.rows > 4 and tile.warps > 4 else 0.0)
-        )
+        reduced = REDUCE_US * len(self.gradients) if tile.rows > 4 and tile.warps > 4 else 0.0
+        return us + BACKWARD_ELEMENT_US * each + reduced
 
     def stages(self) -> int:
         """How far backward programs fetch ahead. With 3, two groups of rows are in registers or on their way, with

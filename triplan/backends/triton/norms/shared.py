@@ -15,7 +15,7 @@ from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, padded
 from triplan.backends.triton.common.rows_entries import Entry
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.norms.parameters_kernels import norm_fold_kernel, norm_parameters_kernel
-from triplan.descriptors import Operand, Role
+from triplan.descriptors import Operand
 from triplan.descriptors.norms import NormDescriptor
 from triplan.sku import ElementKind, PrecisionGuarantee, Target, interpreting
 
@@ -54,26 +54,25 @@ class NormEntry(Entry):
         #: The gradients of weight and bias that are computed.
         self.gradients = [o.name for o in desc.operands() if o.name in PARTIALS]
         super().__init__(desc)
+        #: What accumulates the gradients reads this tile at a time, of so many blocks of columns.
+        self.shared = self.partials_tile()
+        self.column_blocks = -(-self.rows.n // self.shared.block)
         self.sums, self.each = self.partial_sums()
+        #: The gradients whose partial sums are folded.
+        self.folded = self.gradients if self.sums != 1 else []
         self.version = 4 if self.gradients else self.versions[self.backward]
 
     def arguments(self) -> dict[str, Arg]:
         """(A lone partial sum is the gradient itself.)"""
         args, count = super().arguments(), self.rows.count
         args |= {"rstd": args.get("norm", args.get("rstd")), "each": Int(self.each)}
-        args |= {PARTIALS[name]: args[name] for name in self.gradients if self.sums == 1}
+        args |= {PARTIALS[name]: args[name] for name in self.gradients if not self.folded}
         eps = getattr(self.desc, "eps", 0.0)  # gradients of rms_norm and layer_norm find it in rstd
         return args | {"rows": Int(count, count >= I32_LIMIT), "eps": Float(eps, self.compute)}
 
     def constants(self) -> dict[str, Any]:
         offset = getattr(self.desc, "weight_offset", 0)
         return {"CENTRED": self.centred, "LENGTH": self.desc.op.startswith("l2_norm"), "OFFSET": offset}
-
-    def traffic(self) -> tuple[int, int]:
-        """Operands of the branch have an element of their own."""
-        first = [o for o in self.rows.operands if o.role is Role.INPUT and o.name not in self.late]
-        every, read = (self.rows.n * sum([o.element.itemsize for o in some]) for some in (self.rows.operands, first))
-        return read, every - read
 
     def numerics(self) -> str | None:
         found, branch = super().numerics(), getattr(self.desc, "branch_element", None)
@@ -87,8 +86,7 @@ class NormEntry(Entry):
     # --- gradients of weight and bias ---
 
     def partials_tile(self) -> Tile:
-        """What the kernel that accumulates the gradients reads at a time: in ``norm_parameters_kernel`` a few rows
-        of the columns that its threads load."""
+        """``shared``: in ``norm_parameters_kernel`` a few rows of the columns that its threads load."""
         vector = 16 // self.element.itemsize if self.rows.unit else 1
         block = min(ceil_power(self.rows.n), 256 * vector)
         return Tile(4, block, max(block // (32 * vector), 1))
@@ -100,10 +98,10 @@ class NormEntry(Entry):
         There is one where rows are few, and either so long that a program for each block of columns keeps a card busy,
         or so short that a program takes less time than the fold.
         """
-        tile = self.partials_tile()
+        tile = self.shared
         groups = -(-self.rows.count // tile.rows)
-        more_us = (groups - 1) * tile.rows * tile.block * self.moved * self.element.itemsize / card.SM_BYTES_PER_US
-        alone = -(-self.rows.n // tile.block) >= ENOUGH_BLOCKS or more_us <= card.LAUNCH_US + card.HOST_LAUNCH_US
+        more_us = (groups - 1) * tile.rows * tile.block * len(self.moved) * self.element.itemsize / card.SM_BYTES_PER_US
+        alone = self.column_blocks >= ENOUGH_BLOCKS or more_us <= card.LAUNCH_US + card.HOST_LAUNCH_US
         most = 1 if groups <= FEW_GROUPS and alone else MOST_PARTIALS
         each = max(-(-groups // most), 1) if self.gradients else 1
         return -(-groups // each), each
@@ -115,25 +113,22 @@ class NormEntry(Entry):
         lanes that hold the same sum. Both write it, different in the last bit, to one address of shared memory, and
         which stays is not defined (racecheck).
         """
-        tile = self.partials_tile()
-        blocks = -(-self.rows.n // tile.block)
-        args = {"blocks": Int(blocks)}
-        return self.launch(norm_parameters_kernel, self.sums * blocks, tile, args, registers, fuses=False)
+        args, programs = {"blocks": Int(self.column_blocks)}, self.sums * self.column_blocks
+        return self.launch(norm_parameters_kernel, programs, self.shared, args, registers, fuses=False)
 
     def accumulate_us(self, target: Target) -> float:
-        tile = self.partials_tile()
-        blocks = -(-self.rows.n // tile.block)
-        return self.reducing_us(self.sums * blocks, self.each * tile.rows * self.traffic()[0] / max(blocks, 1), target)
+        nbytes = self.each * self.shared.rows * self.traffic()[0] / max(self.column_blocks, 1)
+        return self.reducing_us(self.sums * self.column_blocks, nbytes, target)
 
     def arrays(self) -> dict[str, int]:
         """Partial sums. (No rows have one all the same: no kernel reads it, but one is given its address.)"""
         size = padded_bytes(max(self.sums, 1) * self.rows.n * self.compute.itemsize)
-        return {PARTIALS[name]: size for name in self.gradients if self.sums != 1}
+        return {PARTIALS[name]: size for name in self.folded}
 
     def launches(self, target: Target) -> list[Launch]:
         """The rows' own work, and the fold of partial sums."""
-        n, count, folded = self.rows.n, self.sums, len(NormEntry.arrays(self))
-        if n == 0 or not folded:
+        n, count = self.rows.n, self.sums
+        if n == 0 or not self.folded:
             return super().launches(target)
         held = FOLD_FEW_PARTIALS if count <= FOLD_FEW_PARTIALS else FOLD_PARTIALS
         # (The interpreter runs one program after another: there, fewer and larger ones.)
@@ -141,7 +136,7 @@ class NormEntry(Entry):
         tile = Tile(held, min(most, max(ceil_power(n), FOLD_COLUMNS)), FOLD_WARPS)
         blocks = -(-n // tile.block)
         args: dict[str, Arg] = {"n": Int(n, n >= 2**31), "lines": Int(count), "blocks": Int(blocks)}
-        return [*super().launches(target), self.launch(norm_fold_kernel, folded * blocks, tile, args)]
+        return [*super().launches(target), self.launch(norm_fold_kernel, len(self.folded) * blocks, tile, args)]
 
     def single_us(self, per_us: float) -> float:
         """Microseconds at ``per_us`` elements each, of f64 a quarter, where no vectors are loaded."""
@@ -174,8 +169,7 @@ class NormEntry(Entry):
         """
         if o.name in PARTIALS:
             # First the groups of a program; then its rows, by threads and between them; then the partial sums.
-            shared = self.partials_tile()
-            rows = shared.rows * shared.block // (32 * shared.warps) + 12
+            rows = self.shared.rows * self.shared.block // (32 * self.shared.warps) + 12
             folded = FOLD_PARTIALS * FOLD_COLUMNS // (32 * FOLD_WARPS) + 12
             accumulated = self.each + rows + folded + 4
             return bounds.rounded(o.element, self.compute, accumulated, accumulated, flushes=accumulated)

@@ -27,10 +27,10 @@ class NormSplit(SplitRows, NormEntry, ops=OPS):
     )
 
     def find_tile(self) -> Tile:
-        return self.partials_tile() if self.backward else self.finish()[0]
+        return self.partials_tile() if self.backward else super().find_tile()
 
     def finish(self) -> tuple[Tile, int]:
-        tile = self.rows.block_tile(self.read_first)
+        tile = super().find_tile()
         return tile, max(-(-self.rows.n // tile.block), 1)
 
     def partials(self) -> tuple[str, ...]:

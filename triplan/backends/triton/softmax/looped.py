@@ -16,8 +16,6 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
     priority = 2
 
     def find_tile(self) -> Tile:
-        if self.rows.crossed and self.rows.has_many():
-            return self.rows.block_tile(crosses=True)
         if not self.backward:
             return self.rows.loop_tile(held=16)
         # A multiprocessor that has one program's rows in the L2 cache is filled by that program alone.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.common.rows_entries import WholeRows
+from triplan.backends.triton.common.rows_entries import MOST_NARROW, WholeRows
 from triplan.backends.triton.softmax import rows_kernels as kernels
 from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
 from triplan.descriptors.softmax import AnySoftmaxDescriptor
@@ -19,19 +18,14 @@ PARTS = 8
 class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
     which = (kernels.softmax_rows_kernel, kernels.softmax_backward_rows_kernel)
     longest = (32768, 16384)  # registers hold one operand (forward), or two (backward)
-    narrow_above = 16384
+    narrow_above = (16384, MOST_NARROW)
 
     def __init__(self, desc: AnySoftmaxDescriptor) -> None:
         super().__init__(desc)
-        block = self.tile.block
-        divided = self.rows.begins_anywhere(block)
-        #: Elements of a part of a row, and the parts that a row has.
-        self.part = block // PARTS if divided else block
-        self.parts = max(-(-self.rows.n // self.part), 1)
+        divided = self.rows.begins_anywhere(self.tile.block)
+        #: Elements of a part of a row.
+        self.part = self.tile.block // PARTS if divided else self.tile.block
         self.version = 3 if divided else 2
 
-    def narrow(self) -> bool:
-        return super().narrow() and not self.backward
-
-    def launch(self, *args: Any, **how: Any) -> Launch:
-        return super().launch(*args, **{**how, "PIECES": self.parts, "BLOCK": self.part})
+    def constants(self) -> dict[str, Any]:
+        return {**super().constants(), "PIECES": max(-(-self.rows.n // self.part), 1), "BLOCK": self.part}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from triplan.backends.triton.common.rows_entries import SplitRows
-from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.softmax import split_kernels as kernels
 from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
 
@@ -14,9 +13,6 @@ class SoftmaxSplit(SplitRows, SoftmaxEntry, ops=OPS):
         (kernels.softmax_partial_kernel, kernels.softmax_finish_kernel),
         (kernels.softmax_backward_partial_kernel, kernels.softmax_backward_finish_kernel),
     )
-
-    def find_tile(self) -> Tile:
-        return self.rows.block_tile(2 if self.backward else 1, alone=True)
 
     def partials(self) -> tuple[str, ...]:
         """Maxima and sums of exponentials relative to them; backward, sums."""
