@@ -119,7 +119,8 @@ def models(start: Parameters, device: torch.device, name: str, peer: Any = torch
 
     An error of a product of at most ctol * sum|terms| is what a relative error of ctol in one of its factors causes, so
     the last model's parameters have relative errors up to ctol, drawn anew at every step. The ctol is what torch's
-    settings allow, in f32 or in tf32. The other ops have smaller errors.
+    settings allow, in f32 or in tf32. The other ops have smaller errors, but for Muon, which rounds what it multiplies
+    to bf16: the gradients of its matrices have errors of such a rounding.
     """
     tf32 = device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
     product = tp.GemmDescriptor(
@@ -128,9 +129,9 @@ def models(start: Parameters, device: torch.device, name: str, peer: Any = torch
     ctol = tp.plan(product, target=tp.Target.of(device)).precision_guarantee().tolerance.ctol
     generator = torch.Generator().manual_seed(1)
 
-    def with_errors(t: Tensor) -> Tensor:
+    def with_errors(t: Tensor, largest: float = ctol) -> Tensor:
         drawn = torch.rand(t.shape, generator=generator, dtype=t.dtype) * 2 - 1
-        return t * (1 + ctol * drawn.to(device))
+        return t * (1 + largest * drawn.to(device))
 
     found = []
     for f, module, dtype in (
@@ -141,6 +142,9 @@ def models(start: Parameters, device: torch.device, name: str, peer: Any = torch
     ):
         own = {k: v.to(device, dtype, copy=True).requires_grad_() for k, v in start.items()}
         found.append(Model(f, own, optimizers(module, name, own)))
+    if name == "Muon":
+        for matrix in ("first", "last"):
+            own[matrix].register_hook(lambda gradient: with_errors(gradient, 2**-9))
     return [*found[:3], found[3]._replace(disturbed=with_errors)]
 
 

@@ -29,15 +29,13 @@ def test_a_character_model_learns_as_torchs(char_lm: dict[str, Any], optimizer: 
     peer = SimpleNamespace(Lion=Lion) if optimizer == "Lion" else torch.optim
     trained = char_lm["models"](start, torch.device(device), optimizer, peer)
     losses = list(char_lm["train"](text, trained, 6, g))
-    farthest, limit = char_lm["differences"](losses)
-    assert farthest <= limit
-    assert limit < 2e-3  # the products may be in tf32; Muon rounds to bf16
     assert losses[-1][0] < losses[0][0] - 0.1
     assert all(not torch.equal(p.detach().cpu(), start[name]) for name, p in trained[0].parameters.items())
     short = text._replace(held_out=text.held_out[:300])
-    mine, torchs = (char_lm["bits_per_byte"](m.parameters, short, torch.device(device)) for m in trained[:2])
-    assert mine == pytest.approx(torchs, rel=limit)
-    assert 2 < mine < 7
+    losses.append([char_lm["bits_per_byte"](m.parameters, short, torch.device(device)) for m in trained])
+    assert 2 < losses[-1][0] < 7
+    farthest, limit = char_lm["differences"](losses)
+    assert farthest <= limit < (2e-2 if optimizer == "Muon" else 2e-3)  # of bf16; the products may be in tf32
 
 
 def test_a_rate_of_one_percent_more_is_told_from_rounding(char_lm: dict[str, Any]) -> None:
