@@ -144,7 +144,7 @@ def models(start: Parameters, device: torch.device, name: str, peer: Any = torch
         found.append(Model(f, own, optimizers(module, name, own)))
     if name == "Muon":
         for matrix in ("first", "last"):
-            own[matrix].register_hook(lambda gradient: with_errors(gradient, 2**-9))
+            own[matrix].register_hook(lambda gradient: with_errors(gradient, 2**-9))  # type: ignore[no-untyped-call]
     return [*found[:3], found[3]._replace(disturbed=with_errors)]
 
 
