@@ -198,6 +198,21 @@ def test_lr_as_a_tensor_closures_and_schedulers(device: str) -> None:
     torch.testing.assert_close(*ends, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("make", [ours.AdamW, ours.Adam, ours.SGD, ours.Lion, ours.Muon])
+def test_hooks_are_called_as_torch_calls_them(make: Callable[..., Any]) -> None:
+    called: list[str] = []
+    p = torch.ones(2, 2, requires_grad=True)
+    optimizer = make([p], lr=1e-2)
+    optimizer.register_step_pre_hook(lambda *_: called.append(f"before {p[0, 0] == 1}"))
+    optimizer.register_step_post_hook(lambda *_: called.append(f"after {p[0, 0] < 1}"))
+    optimizer.register_state_dict_post_hook(lambda *_: called.append("state"))
+    optimizer.register_load_state_dict_pre_hook(lambda *_: called.append("load"))
+    p.grad = torch.ones(2, 2)
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert called == ["before True", "after True", "state", "load"]
+
+
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="learning rate: -1"):
         ours.AdamW([torch.ones(1)], lr=-1.0)
