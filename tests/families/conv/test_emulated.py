@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -13,6 +14,8 @@ from cases.gluon import emulate
 
 import triplan as tp
 from triplan.backends.runtime.launch import Int, Launch, Scratch
+from triplan.backends.triton.conv import wgmma_division
+from triplan.sku.facts import forget_facts
 
 #: So few programs that each has several tiles.
 FEW = tp.Target(arch=H200.arch, sm_count=3, shared_memory=H200.shared_memory)
@@ -63,12 +66,29 @@ def agrees(desc: Any, x: dict[str, Any]) -> None:
 
 
 def folded(launch: Launch, x: dict[str, Any], workspace: torch.Tensor) -> None:
-    """Adds the parts, in another language."""
-    at, channels = launch.args["parts"], launch.args["channels"].value  # type: ignore[union-attr]
+    """Adds the pieces of each tile, in another language."""
+    at, own = launch.args["parts"], launch.constexprs
+    n: dict[str, int] = {name: arg.value for name, arg in launch.args.items() if isinstance(arg, Int)}
     assert isinstance(at, Scratch)
     k, c, r, s = x["dweight"].shape
-    parts = workspace[at.offset :].view(torch.float32).view(-1, k, r, s, channels)
-    x["dweight"].copy_(parts.sum(0).permute(0, 3, 1, 2)[:, :c])
+    rows, columns = own["FILTERS"], own["COLUMNS"]
+    slots = workspace[at.offset :].view(torch.float32)
+    high, wide = n["tiles_filters"], n["tiles"] // n["tiles_filters"]
+    found = torch.zeros(high, rows * 64, wide, columns * 64)
+    tiles, shares, lanes = n["tiles"], n["shares"], n["lanes"]
+    pieces = [(lane * tiles + tile, tile) for lane in range(lanes) for tile in range(tiles)][:shares]
+    length, left = len(range(lanes - 1, n["boxes"], lanes)), lanes * tiles - shares
+    begins = [share * left * length // shares for share in range(shares + 1)]
+    for share, (begin, end) in enumerate(itertools.pairwise(begins)):
+        for lane in range(left):
+            if max(begin, lane * length) < min(end, (lane + 1) * length):
+                pieces.append((shares + share + lane, tiles - left + lane))
+    for slot, tile in pieces:
+        size = rows * columns * 64 * 64
+        piece = slots[slot * size :][:size].view(rows, columns, 8, 8, 8, 8)
+        found[tile % high, :, tile // high] += piece.permute(0, 2, 4, 1, 3, 5).reshape(rows * 64, columns * 64)
+    found = found.view(high * rows * 64, -1, n["blocks"] * 64)[:k, : n["taps"], : n["reduced"]]
+    x["dweight"].copy_(found.reshape(k, r, s, -1).permute(0, 3, 1, 2)[:, :c])
 
 
 def copied(launch: Launch, x: dict[str, Any], workspace: torch.Tensor) -> None:
@@ -142,6 +162,23 @@ def check_emulated(kernel: str, desc: Any) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_convolutions(name: str, op: str) -> None:
     check_emulated("wgmma", problem(op, *CASES[name]))
+
+
+@pytest.mark.parametrize("shares", [4, 5, 7, 11])
+@pytest.mark.parametrize("name", ["same", "strided", "wide"])
+def test_shares(name: str, shares: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shares that have lanes of tiles, and parts of others."""
+    candidates = wgmma_division.candidates
+
+    def only(*sizes: int) -> list[wgmma_division.Division]:
+        return [replace(candidates(*sizes)[0], shares=shares)]
+
+    forget_facts()
+    monkeypatch.setattr(wgmma_division, "candidates", only)
+    try:
+        check_emulated("wgmma", problem(OPS[2], *CASES[name]))
+    finally:
+        forget_facts()
 
 
 @pytest.mark.parametrize("op", OPS[:2])

@@ -170,13 +170,14 @@ def parts_bytes(desc: Conv2dProblem, parts: int) -> int:
 def of_parts(desc: Conv2dProblem, parts: int, each: int) -> dict[str, Arg]:
     """Operands and extents of what sums pixels. Several parts are written (part, filter, tap, channel)."""
     x, dout, out = (desc.operand(name) for name in ("x", "dout", "dweight"))
+    packed = count(desc.taps * desc.channels), None, count(desc.kernel[1] * desc.channels), count(desc.channels)
     return {
         "x": values(x),
         "dout": values(dout),
         "out": Scratch(0, desc.element.compute) if parts > 1 else values(out),
         "x_strides": axis_strides(x),
         "dout_strides": axis_strides(dout),
-        "out_strides": strides_of_parts(desc) if parts > 1 else axis_strides(out),
+        "out_strides": packed if parts > 1 else axis_strides(out),
         "part_stride": count(out.numel),
         "each": count(each),
         "rows": Int(desc.out_extents[0]),
@@ -186,33 +187,23 @@ def of_parts(desc: Conv2dProblem, parts: int, each: int) -> dict[str, Arg]:
     }
 
 
-def strides_of_parts(desc: Conv2dProblem) -> tuple[Arg, ...]:
-    """Of a part's sums, by the axes of the gradient of weight."""
-    return count(desc.taps * desc.channels), None, count(desc.kernel[1] * desc.channels), count(desc.channels)
-
-
 def fold(desc: Conv2dProblem, parts: int) -> list[Launch]:
     """The launch that adds several parts in their order."""
-    return [folded(desc, parts, Scratch(0, desc.element.compute), None)] if parts > 1 else []
-
-
-def folded(desc: Conv2dProblem, parts: int, sums: Scratch, channels: int | None) -> Launch:
-    """The launch that adds parts, which have so many ``channels`` under a tap (None: those of the problem)."""
+    if parts == 1:
+        return []
     out = desc.operand("dweight")
-    elements = desc.groups * desc.filters * desc.taps * (channels or desc.channels)
     args: dict[str, Arg] = {
-        "parts": sums,
+        "parts": Scratch(0, desc.element.compute),
         "out": values(out),
         "out_strides": axis_strides(out),
-        "elements": count(elements),
+        "elements": count(out.numel),
         "count": Int(parts),
-        "channels": count(channels or desc.channels),
-        "kept": None if channels is None else count(desc.channels),
+        "channels": count(desc.channels),
         "kernel_rows": Int(desc.kernel[0]),
         "kernel_columns": Int(desc.kernel[1]),
     }
-    busy = ceil_power(FOLD_BUSY * FOLD_AREA // max(elements, 1))
+    busy = ceil_power(FOLD_BUSY * FOLD_AREA // max(out.numel, 1))
     at_once = min(ceil_power(parts), max(FOLD_PARTS, min(busy, MOST_FOLD_PARTS)))
     block = FOLD_AREA // at_once
     constants = {"PARTS": at_once, "BLOCK": block}
-    return Launch(kernels.conv2d_fold_kernel, -(-elements // block), args, constants, num_warps=4)
+    return [Launch(kernels.conv2d_fold_kernel, -(-out.numel // block), args, constants, num_warps=4)]

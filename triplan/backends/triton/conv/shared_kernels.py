@@ -44,6 +44,23 @@ def position(at, tap, dilation, stride, extent, TRANSPOSED: tl.constexpr):
 
 
 @triton.jit
+def store_weight(out, out_strides, at, sums, inside, channels, kept, kernel_rows, kernel_columns):
+    """out (filter, channel, tap row, tap column) = ``sums``, of the elements ``at`` of (filter, tap row, tap column,
+    channel), packed.
+
+    ``out`` has the first ``kept`` channels (None: all).
+    """
+    channel, rest = at % channels, at // channels
+    column, rest = rest % kernel_columns, rest // kernel_columns
+    row, rest = rest % kernel_rows, rest // kernel_rows
+    place = offset(rest, out_strides[0]) + offset(channel, out_strides[1])
+    place += offset(row, out_strides[2]) + offset(column, out_strides[3])
+    if kept is not None:
+        inside = inside & (channel < kept)
+    tl.store(out + place, sums.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def conv2d_fold_kernel(
     parts,
     out,
@@ -51,7 +68,6 @@ def conv2d_fold_kernel(
     elements,
     count,
     channels,
-    kept,
     kernel_rows,
     kernel_columns,
     PARTS: tl.constexpr,
@@ -60,7 +76,7 @@ def conv2d_fold_kernel(
     """out = the sum of ``count`` ``parts``: BLOCK of ``elements``; every PARTS-th in their order, then these sums.
 
     ``parts`` (part, filter, tap row, tap column, channel), packed, in the accumulator; ``out`` (filter, channel, tap
-    row, tap column), which has the first ``kept`` channels (None: all). PARTS loads wait together.
+    row, tap column). PARTS loads wait together.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < elements
@@ -71,11 +87,69 @@ def conv2d_fold_kernel(
         here = (part + lane < count)[:, None] & inside[None, :]
         sums += tl.load(of_lane + part * elements.to(tl.int64), mask=here, other=0.0)
     acc = tl.sum(sums, 0)
-    channel, rest = at % channels, at // channels
-    column, rest = rest % kernel_columns, rest // kernel_columns
-    row, rest = rest % kernel_rows, rest // kernel_rows
-    place = offset(rest, out_strides[0]) + offset(channel, out_strides[1])
-    place += offset(row, out_strides[2]) + offset(column, out_strides[3])
-    if kept is not None:
-        inside = inside & (channel < kept)
-    tl.store(out + place, acc.to(out.dtype.element_ty), mask=inside)
+    store_weight(out, out_strides, at, acc, inside, channels, None, kernel_rows, kernel_columns)
+
+
+@triton.jit
+def conv2d_fold_pieces_kernel(
+    parts,
+    out,
+    out_strides,
+    tiles,
+    shares,
+    lanes,
+    boxes,
+    tiles_filters,
+    blocks,
+    filters,
+    taps,
+    reduced,
+    channels,
+    kept,
+    kernel_rows,
+    kernel_columns,
+    FILTERS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """out = the sum of the pieces of a tile: BLOCK of its elements; every PARTS-th in their order, then these sums.
+
+    ``parts``: the slots of ``conv2d_weight_wgmma_kernel``, which says what ``tiles``, ``shares``, ``lanes``, ``boxes``,
+    ``tiles_filters``, ``blocks``, FILTERS and COLUMNS are. ``filters``, ``taps`` and ``reduced``: filters, taps, and
+    channels under a tap, of what was multiplied. ``out``, ``channels``, ``kept`` and what follows: see
+    ``store_weight``.
+    """
+    tl.static_assert(4096 % BLOCK == 0)
+    AREA: tl.constexpr = FILTERS * COLUMNS * 4096
+    tile, chunk = tl.program_id(0) // (AREA // BLOCK), tl.program_id(0) % (AREA // BLOCK)
+    at = chunk * BLOCK + tl.arange(0, BLOCK)
+    block = chunk * BLOCK // 4096
+    column = tile // tiles_filters * COLUMNS + block % COLUMNS
+    tap = column // blocks
+    # Lanes with a share are pieces. One without is all shares' that have one of its steps: see ``begin_of``.
+    own = (shares - tile + tiles - 1) // tiles
+    lane = (lanes - 1) * tiles + tile - shares
+    pieces = own
+    further = 0
+    if lane >= 0:
+        length = tl.cast(boxes // lanes, tl.int64)
+        over = (lanes * tiles - shares) * length
+        first = ((lane * length + 1) * shares + over - 1) // over
+        last = ((lane + 1) * length * shares + over - 1) // over
+        pieces += (last - first).to(tl.int32) + 1
+        further = shares + lane + first.to(tl.int32) - 1 - own
+    pieces = tl.where(tap < taps, pieces, 0)  # blocks behind the last tap are not written
+    at_once = tl.arange(0, PARTS)
+    sums = tl.zeros((PARTS, BLOCK), parts.dtype.element_ty)
+    for piece in range(0, pieces, PARTS):
+        number = piece + at_once
+        slot = tl.where(number < own, tile + number * tiles, further + number).to(tl.int64)
+        sums += tl.load(parts + slot[:, None] * AREA + at[None, :], mask=(number < pieces)[:, None], other=0.0)
+    acc = tl.sum(sums, 0)
+    within = at % 4096  # in blocks of 8 by 8, row by row
+    filter_ = (tile % tiles_filters * FILTERS + block // COLUMNS) * 64 + within // 512 * 8 + within // 8 % 8
+    channel = column % blocks * 64 + within // 64 % 8 * 8 + within % 8
+    inside = (filter_ < filters) & (channel < reduced) & (tap < taps)
+    place = (filter_ * taps + tap) * reduced + channel
+    store_weight(out, out_strides, place, acc, inside, channels, kept, kernel_rows, kernel_columns)

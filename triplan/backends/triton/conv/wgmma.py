@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from triplan.backends.runtime.gluon import gl
-from triplan.backends.runtime.launch import Arg, Int, Launch, TensorMap
+from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, TensorMap
 from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import values
-from triplan.backends.triton.conv import shared
+from triplan.backends.triton.common.strides import axis_strides
+from triplan.backends.triton.conv import shared, wgmma_division
+from triplan.backends.triton.conv.wgmma_division import DIVIDED_FOR, Division
 from triplan.backends.triton.conv.wgmma_kernels import conv2d_wgmma_kernel
 from triplan.backends.triton.conv.wgmma_weight_kernels import conv2d_weight_wgmma_kernel
 from triplan.descriptors import Operand
@@ -42,9 +44,6 @@ RING_BYTES = 192 << 10
 TILES = ((64, 256), (64, 128), (64, 64), (128, 128), (128, 64))
 #: (blocks of filters, blocks of channels under a tap) of tiles of the gradient of weight.
 WEIGHT_TILES = ((2, 4), (2, 2), (1, 8), (1, 4), (1, 2))
-#: Multiprocessors that the gradient of weight is divided for: bits depend on it, so that it is no target's.
-DIVIDED_FOR = 132
-MOST_PARTS = 128
 #: Tensor maps of x that the kernel of the gradient of weight takes.
 MOST_MAPS = 8
 
@@ -134,9 +133,7 @@ def _end_under(desc: Conv2dProblem, tap: int) -> int:
 
 @fact
 def tile_of(desc: Conv2dProblem) -> Tile:
-    """The cheapest. Bits of the result do not depend on it."""
-    if shared.of_weight(desc):
-        return min((Tile(_summed_box(desc), *n) for n in WEIGHT_TILES), key=lambda t: _divided(desc, t)[0])
+    """The cheapest of the result. Its bits do not depend on it."""
     found = (Tile(_best_box(p, desc.batch, _lattice(desc)), 2, n // CHANNELS) for p, n in TILES)
     return min(found, key=lambda t: _waves_us(_tiles(desc, t), _steps(desc), t, DIVIDED_FOR, desc.element.itemsize))
 
@@ -178,9 +175,7 @@ def _steps(desc: Conv2dProblem) -> float:
 
 
 def _tiles(desc: Conv2dProblem, tile: Tile) -> int:
-    """Tiles of one launch; of the gradient of weight, without its parts."""
-    if shared.of_weight(desc):
-        return -(-desc.filters // (tile.rows * CHANNELS)) * -(-_blocks(desc) * desc.taps // tile.columns)
+    """Tiles of one launch."""
     boxes = tile.boxes(desc.batch, _lattice(desc))[0]
     return -(-boxes // tile.rows) * -(-_features(desc) // (tile.columns * CHANNELS))
 
@@ -190,24 +185,35 @@ def _blocks(desc: Conv2dProblem) -> int:
     return -(-desc.channels // CHANNELS)
 
 
+# --- the gradient of weight ---
+
+
 @fact
-def _divided(desc: Conv2dProblem, tile: Tile) -> tuple[float, int, int]:
-    """(microseconds, parts, boxes of each) of the gradient of weight: whole waves against sums that are written."""
-    boxes, tiles = tile.boxes(desc.batch, desc.out_extents)[0], _tiles(desc, tile)
-    written = 8 * desc.operand("dweight").numel / card.BYTES_PER_US
+def divisions(desc: Conv2dProblem) -> list[tuple[float, Tile, Division]]:
+    """(microseconds, tile, division) of the gradient of weight: of each tile the cheapest division."""
+    found, moved = [], sum(desc.operand(name).nbytes for name in ("x", "dout"))
+    for rows, columns in WEIGHT_TILES:
+        tile = Tile(_summed_box(desc), rows, columns)
+        tiles_filters = -(-desc.filters // (rows * CHANNELS))
+        tiles = tiles_filters * -(-_blocks(desc) * desc.taps // columns)
+        boxes = tile.boxes(desc.batch, desc.out_extents)[0]
 
-    def cost(parts: int) -> float:
-        sums = _waves_us(tiles * parts, -(-boxes // parts), tile, DIVIDED_FOR)
-        return sums + (card.LAUNCH_US + parts * written if parts > 1 else 0)
+        def cost(d: Division, tile: Tile = tile) -> float:
+            waves = -(-d.shares // DIVIDED_FOR)
+            busy = waves * (d.steps * tile.step_us + d.pieces_of_share * RESULT_US * tile.blocks)
+            # Each multiprocessor has its part of the bandwidth.
+            read = moved / card.BYTES_PER_US * max(DIVIDED_FOR / d.shares, 1.0)
+            return max(busy, read) + wgmma_division.fold_us(d)
 
-    best = min(range(1, min(boxes, MOST_PARTS) + 1), key=cost)
-    each = -(-boxes // best)
-    return cost(best), -(-boxes // each), each
+        of_tile = wgmma_division.candidates(rows, columns, tiles, tiles_filters, boxes)
+        best = min(of_tile, key=cost)
+        found.append((cost(best), tile, best))
+    return found
 
 
-def parts_of(desc: Conv2dProblem) -> tuple[int, int]:
-    """Parts of the gradient of weight, and the boxes of each."""
-    return _divided(desc, tile_of(desc))[1:]
+def division_of(desc: Conv2dProblem) -> tuple[float, Tile, Division]:
+    """The cheapest. Bits depend on it, so that it depends on no target."""
+    return min(divisions(desc), key=lambda found: found[0])
 
 
 # --- which problems ---
@@ -259,15 +265,19 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
         return Support.no(f"reads and writes by TMA: {unmappable(o, axis)}")
     if any(not o.layout.packed for o in desc.operands() if o.name == "bias"):
         return Support.no("bias is not promised to be packed")
+    steps = division_of(desc)[2].tiles * division_of(desc)[2].boxes if shared.of_weight(desc) else 0
+    if steps >= 2**31:
+        return Support.no(f"{steps} steps; it counts fewer than 2**31")
     return shared.counted(desc, 1)
 
 
 def rank(desc: Conv2dProblem, target: Target) -> float:
     """Estimated microseconds: waves of tiles, or the bytes of the operands."""
-    tile, launches = tile_of(desc), _launches(desc)
+    launches = _launches(desc)
     if shared.of_weight(desc):
-        busy = _divided(desc, tile)[0]
+        busy = division_of(desc)[0]
     else:
+        tile = tile_of(desc)
         busy = launches * _waves_us(_tiles(desc, tile), _steps(desc), tile, target.sm_count, desc.element.itemsize)
     moved = sum(o.nbytes for o in desc.operands() if o.is_tensor)
     return launches * card.LAUNCH_US + max(busy, moved / card.BYTES_PER_US)
@@ -275,7 +285,7 @@ def rank(desc: Conv2dProblem, target: Target) -> float:
 
 def guarantee(desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:
     if shared.of_weight(desc):
-        return shared.guaranteed(desc, desc.multiplicands, shared.pixels(desc), parts_of(desc)[0])
+        return shared.guaranteed(desc, desc.multiplicands, shared.pixels(desc), division_of(desc)[2].pieces)
     return shared.guaranteed(desc, desc.multiplicands, _reduced(desc) * desc.taps, 1)
 
 
@@ -288,7 +298,10 @@ def numerics(desc: Conv2dProblem) -> str | None:
 
 
 def workspace(desc: Conv2dProblem, target: Target) -> int:
-    return shared.parts_bytes(desc, parts_of(desc)[0]) if shared.of_weight(desc) else 0
+    if not shared.of_weight(desc):
+        return 0
+    division = division_of(desc)[2]
+    return 0 if division.whole else division.slots * division.slot_bytes
 
 
 # --- launches ---
@@ -353,6 +366,13 @@ def _ints(*numbers: int) -> tuple[Arg, ...]:
     return tuple(map(Int, numbers))
 
 
+def _holds(desc: Conv2dProblem, tile: Tile) -> bool:
+    """Whether tiles are stored during the products of the next: the widest, of as many steps as columns at least."""
+    axes = [{_taps(desc, axis, n)[2] for n in range(desc.stride[axis])} for axis in (0, 1)]
+    steps = -(-_reduced(desc) // CHANNELS) * min(axes[0]) * min(axes[1])
+    return desc.element.itemsize == 2 and tile.columns == 4 <= steps
+
+
 def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
     """The result, or the gradient of x: with strides a launch for each remainder, which has taps of its own."""
     tile, back = tile_of(desc), shared.of_input(desc)
@@ -383,6 +403,7 @@ def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
             "BLOCK_N": n,
             "STAGES": tile.stages,
             "BUFFERS": min(tile.columns, 2) if tile.pixels == CHANNELS else 1,
+            "HOLDS": _holds(desc, tile),
         }
         grid = min(_tiles(desc, tile), target.sm_count)
         found.append(Launch(conv2d_wgmma_kernel, grid, args, constants, overlaps=True))
@@ -398,29 +419,37 @@ def _strides(desc: Conv2dProblem, dense: bool) -> dict[str, object]:
 
 
 def build_weight(desc: Conv2dProblem, target: Target) -> list[Launch]:
-    """The gradient of weight: each part of the boxes, then the sum of the parts.
-
-    These launches do not overlap: the parts took longer with the programs of the sum waiting beside them (H200).
-    """
-    tile, (parts, each) = tile_of(desc), parts_of(desc)
+    """The gradient of weight, or its pieces and their sum."""
     if desc.operand("dweight").numel == 0:
         return []
-    tiles = _tiles(desc, tile)
-    found = shared.of_parts(desc, parts, each)
+    division = division_of(desc)[2]
+    if division.whole:
+        out = desc.operand("dweight")
+        return [weight_sums(desc, target, values(out), axis_strides(out), True)]
+    pieces = Scratch(0, ElementKind.F32)
+    main = weight_sums(desc, target, pieces, (None,) * 4, False)
+    return [main, wgmma_division.fold(desc, desc, division, pieces)]
+
+
+def weight_sums(desc: Conv2dProblem, target: Target, out: Arg, out_strides: tuple[Arg, ...], whole: bool) -> Launch:
+    """Sums pixels: the gradient of weight if ``whole``, or its pieces.
+
+    It does not overlap with the sum of the pieces: it took longer with those programs waiting beside it (H200).
+    """
+    _, tile, division = division_of(desc)
     block, clipped = (*tile.box, CHANNELS), desc.out_extents[1] % tile.box[2] > 0
     maps = (_by_tap if clipped else _by_remainder)(desc, block)
+    high, wide = tile.boxes(desc.batch, desc.out_extents)[1:]
+    lanes = division.lanes
     args: dict[str, Arg] = {
         "dout": _map("dout", desc.element, block),
         **_sources(maps, MOST_MAPS),
-        **{name: found[name] for name in ("out", "out_strides", "part_stride")},
+        "out": out,
+        "out_strides": out_strides,
         "sizes": _ints(desc.filters, desc.channels, desc.taps, desc.kernel[1]),
-        "extent": _ints(
-            tiles * parts,
-            tiles,
-            each,
-            *tile.boxes(desc.batch, desc.out_extents),
-            -(-desc.filters // (tile.rows * CHANNELS)),
-            _blocks(desc),
+        "extent": (
+            _ints(division.tiles, division.shares, lanes, division.boxes),
+            *_ints(division.tiles_filters, _blocks(desc), high, wide),
         ),
         "taps": _ints(desc.kernel[1], desc.padding[0], desc.padding[2], *desc.dilation),
     }
@@ -432,9 +461,9 @@ def build_weight(desc: Conv2dProblem, target: Target) -> list[Launch]:
         "FILTERS": tile.rows,
         "COLUMNS": tile.columns,
         "STAGES": tile.stages,
+        "WHOLE": whole,
     }
-    main = Launch(conv2d_weight_wgmma_kernel, min(tiles * parts, target.sm_count), args, constants)
-    return [main, *shared.fold(desc, parts)]
+    return Launch(conv2d_weight_wgmma_kernel, min(division.shares, target.sm_count), args, constants)
 
 
 shared.register(

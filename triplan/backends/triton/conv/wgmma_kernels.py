@@ -35,6 +35,7 @@ from triplan.backends.triton.conv.wgmma_shared_kernels import (
     matrix,
     next_slot,
     remainder_of,
+    rounded,
     start_ring,
     tile_of,
 )
@@ -98,6 +99,43 @@ def load_pixels(
 
 
 @gluon.jit
+def product_of(
+    acc,
+    ring,
+    slot,
+    phase,
+    WHICH: gl.constexpr,
+    ROWS: gl.constexpr,
+    BACK: gl.constexpr,
+    CHANNELS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+):
+    """acc + warpgroup WHICH's product of a slot, which wgmma computes from now on."""
+    sa, sb, _, full, _ = ring
+    mbarrier.wait(full.index(slot), phase)
+    x = matrix(sa.index(slot * 2 + WHICH), ROWS, CHANNELS)
+    if BACK:
+        y = matrix(sb.index(slot), CHANNELS, BLOCK_N)
+    else:
+        y = matrix(sb.index(slot), BLOCK_N, CHANNELS).permute((1, 0))
+    return warpgroup_mma(x, y, acc, is_async=True)
+
+
+@gluon.jit
+def store_block(block, out, ring, place, i, WHICH: gl.constexpr, BUFFERS: gl.constexpr):
+    """Block ``i`` of the columns of warpgroup WHICH's results, of the element of ``out``, at ``place``."""
+    sc = ring[2]
+    buffer = sc.index(WHICH * BUFFERS + i % BUFFERS)
+    store_wait(BUFFERS - 1)  # TMA has read what these threads last put into this buffer
+    thread_barrier()
+    matrix(buffer, block.shape[0], block.shape[1]).store(block)
+    fence_async_shared()
+    thread_barrier()
+    image, row, column, feature = place
+    store_tile(out, [image, row, column, feature + i * block.shape[1]], buffer)
+
+
+@gluon.jit
 def multiply_pixels(
     out,
     bias,
@@ -114,12 +152,18 @@ def multiply_pixels(
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
     BUFFERS: gl.constexpr,
+    HOLDS: gl.constexpr,
 ):
-    """Warpgroup WHICH: one box of each of this program's tiles, by BLOCK_N features."""
-    sa, sb, sc, full, empty = ring
+    """Warpgroup WHICH: one box of each of this program's tiles, by BLOCK_N features.
+
+    With HOLDS the results of a tile are stored during the first products of the next one, a block of columns each.
+    """
+    empty = ring[4]
     boxes, boxes_high, boxes_wide, tiles_n, group, _ = extent
     tiles_m = gl.cdiv(boxes, 2)
     ROWS: gl.constexpr = IMAGES * HIGH * WIDE
+    BLOCKS: gl.constexpr = BLOCK_N // CHANNELS
+    DURING: gl.constexpr = BLOCKS if HOLDS else 0
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, CHANNELS // 4]
     )
@@ -127,6 +171,9 @@ def multiply_pixels(
     slot = 0
     phase = 0
     last = 0
+    if HOLDS:
+        held = gl.zeros((ROWS, BLOCK_N), out.dtype, layout)
+        place = (1 << 30, 0, 0, 0)  # behind all images: TMA writes nothing
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, group)
         if bias is not None:  # asked for before the products, which hide the latency
@@ -134,16 +181,19 @@ def multiply_pixels(
                 [BLOCK_N // 32 if BLOCK_N < 128 else BLOCK_N // 128], [32], [4], [0]
             )
             at = tile_n * BLOCK_N + gl.arange(0, BLOCK_N, layout=spread)
-            held = gl.load(bias + at, mask=at < features, other=0.0)
+            added = gl.load(bias + at, mask=at < features, other=0.0)
         acc = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
-        for step in range(steps):
-            mbarrier.wait(full.index(slot), phase)
-            x = matrix(sa.index(slot * 2 + WHICH), ROWS, CHANNELS)
-            if BACK:
-                y = matrix(sb.index(slot), CHANNELS, BLOCK_N)
-            else:
-                y = matrix(sb.index(slot), BLOCK_N, CHANNELS).permute((1, 0))
-            running = warpgroup_mma(x, y, acc, is_async=True)
+        if HOLDS:
+            parts = column_blocks(held, BLOCKS)
+            for i in gl.static_range(BLOCKS):
+                running = product_of(acc, ring, slot, phase, WHICH, ROWS, BACK, CHANNELS, BLOCK_N)
+                store_block(parts[i], out, ring, place, i, WHICH, BUFFERS)
+                acc = warpgroup_mma_wait(num_outstanding=1, deps=(running,))
+                mbarrier.arrive(empty.index(last), count=1, pred=i > 0)
+                last = slot
+                slot, phase = next_slot(slot, phase, STAGES)
+        for step in range(DURING, steps):
+            running = product_of(acc, ring, slot, phase, WHICH, ROWS, BACK, CHANNELS, BLOCK_N)
             # One wgmma stays in flight; the one before it has read its slot.
             acc = warpgroup_mma_wait(num_outstanding=1, deps=(running,))
             mbarrier.arrive(empty.index(last), count=1, pred=step > 0)
@@ -152,17 +202,20 @@ def multiply_pixels(
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         mbarrier.arrive(empty.index(last), count=1, pred=steps > 0)
         if bias is not None:
-            acc += gl.convert_layout(held, gl.SliceLayout(0, layout)).to(gl.float32)[None, :]
+            acc += gl.convert_layout(added, gl.SliceLayout(0, layout)).to(gl.float32)[None, :]
         image, row, column = box_of(tile_m * 2 + WHICH, boxes_high, boxes_wide)
-        parts = column_blocks(acc, BLOCK_N // CHANNELS)
-        for i in gl.static_range(BLOCK_N // CHANNELS):
-            buffer = sc.index(WHICH * BUFFERS + i % BUFFERS)
-            store_wait(BUFFERS - 1)  # TMA has read what these threads last put into this buffer
-            thread_barrier()
-            matrix(buffer, ROWS, CHANNELS).store(parts[i].to(out.dtype))
-            fence_async_shared()
-            thread_barrier()
-            store_tile(out, [image * IMAGES, row * HIGH, column * WIDE, tile_n * BLOCK_N + i * CHANNELS], buffer)
+        here = (image * IMAGES, row * HIGH, column * WIDE, tile_n * BLOCK_N)
+        if HOLDS:
+            held = rounded(acc.to(out.dtype))
+            place = here
+        else:
+            parts = column_blocks(acc, BLOCKS)
+            for i in gl.static_range(BLOCKS):
+                store_block(parts[i].to(out.dtype), out, ring, here, i, WHICH, BUFFERS)
+    if HOLDS:
+        parts = column_blocks(held, BLOCKS)
+        for i in gl.static_range(BLOCKS):
+            store_block(parts[i], out, ring, place, i, WHICH, BUFFERS)
     store_wait(0)
 
 
@@ -188,6 +241,7 @@ def conv2d_wgmma_kernel(
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
     BUFFERS: gl.constexpr,
+    HOLDS: gl.constexpr,
 ):
     """out[n, p, q, k] = bias[k] + sum over taps (r, s) and channels c of x[n, p * STRIDE_ROWS + down + r * step_down, q
     * STRIDE_COLUMNS + along + s * step_along, c] * weight[k, first_row + r * step_row, first_column + s * step_column,
@@ -198,7 +252,8 @@ def conv2d_wgmma_kernel(
     rows, columns, features). f16, bf16, or f32 that is multiplied as tf32 (without BACK: wgmma takes tf32 with what is
     summed adjacent), accumulated in f32; ``bias`` (features,) or None. ``extent``: boxes, those of
     a column and row of an image, tiles along the features, rows of tiles in a group, blocks of CHANNELS. ``taps``: for
-    rows, then columns, what the formula names and how many taps there are.
+    rows, then columns, what the formula names and how many taps there are. HOLDS, of elements of 2 bytes: a tile has at
+    least as many steps as blocks of CHANNELS columns.
 
     Runs on 4 warps, the first warpgroup, and 5 more that ``warp_specialize`` adds.
     """
@@ -231,6 +286,7 @@ def conv2d_wgmma_kernel(
                     BLOCK_N,
                     STAGES,
                     BUFFERS,
+                    HOLDS,
                 ),
             ),
             (
@@ -251,6 +307,7 @@ def conv2d_wgmma_kernel(
                     BLOCK_N,
                     STAGES,
                     BUFFERS,
+                    HOLDS,
                 ),
             ),
             (

@@ -58,6 +58,16 @@ def column_blocks(x, PARTS: gl.constexpr):
 
 
 @gluon.jit
+def rounded(x):
+    """``x``, of 2 bytes, as it is.
+
+    The compiler cannot round later what ``x`` was made of: if it did so while wgmma adds to the same registers, ptxas
+    would let no two wgmma run at once (its remark C7514).
+    """
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], x.dtype, is_pure=False, pack=2)
+
+
+@gluon.jit
 def load_under(
     maps,
     which,

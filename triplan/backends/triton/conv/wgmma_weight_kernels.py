@@ -2,6 +2,10 @@
 
 A step multiplies a box of 64 pixels of dout, transposed, by the boxes of x that lie under some taps. See
 ``wgmma_kernels`` for boxes, warps and barriers.
+
+The boxes of a tile are cut into lanes, runs of boxes that follow each other. A share is a lane, and an equal part of
+the lanes for which there are no shares (much as in stream-k: Osama et al., arXiv:2301.03598). What a share has of a
+tile is a piece, whose sums are written to a slot of its own; a second launch adds the pieces of a tile in order.
 """
 
 # mypy: ignore-errors
@@ -65,6 +69,43 @@ def block_of(buffer, i, COUNT: gl.constexpr, IMAGES: gl.constexpr, HIGH: gl.cons
 
 
 @gluon.jit
+def pieces_of(share, work):
+    """How many pieces a share has, and of the lanes without a program the first that it has a piece of."""
+    tiles, shares, lanes, boxes = work
+    length = boxes // lanes
+    over = (lanes * tiles - shares) * length
+    first = begin_of(share, over, shares) // length
+    return gl.cdiv(begin_of(share + 1, over, shares), length) - first + 1, first
+
+
+@gluon.jit
+def begin_of(share, over, shares):
+    """The first of ``over`` steps that ``share`` has: share * over / shares, rounded down, without an overflow."""
+    return share * (over // shares) + share * (over % shares) // shares
+
+
+@gluon.jit
+def piece_of(share, piece, first, work):
+    """Of piece ``piece`` of a share: (its tile, the first box, boxes, slot).
+
+    The first is a lane of a tile, the others are of lanes ``first`` and following of those without a program.
+    """
+    tiles, shares, lanes, boxes = work
+    length = boxes // lanes
+    longer = boxes % lanes
+    over = (lanes * tiles - shares) * length
+    lane = first + piece - 1
+    begin = gl.maximum(begin_of(share, over, shares) - lane * length, 0)
+    end = gl.minimum(begin_of(share + 1, over, shares) - lane * length, length)
+    own = piece == 0
+    mine = share // tiles
+    tile = gl.where(own, share % tiles, (shares + lane) % tiles)
+    box = gl.where(own, mine * length + gl.minimum(mine, longer), (lanes - 1) * length + longer + begin)
+    steps = gl.where(own, length + gl.where(mine < longer, 1, 0), end - begin)
+    return tile, box, steps, gl.where(own, share, shares + share + lane)
+
+
+@gluon.jit
 def load_sums(
     dout,
     maps,
@@ -82,38 +123,39 @@ def load_sums(
     COLUMNS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """The loading warp: for each box of this program's items FILTERS blocks of dout's channels and COLUMNS of x's."""
+    """The loading warp: for each step of this program's shares FILTERS blocks of dout's channels and COLUMNS of x's."""
     sa, sb, full, empty = ring
-    items, tiles, each, boxes, boxes_high, boxes_wide, tiles_filters, blocks = extent
-    SHARES: gl.constexpr = 1 if FILTERS == 2 else 2
-    OWN: gl.constexpr = COLUMNS // SHARES
+    work, tiles_filters, blocks, high, wide = extent
+    SHARED: gl.constexpr = 1 if FILTERS == 2 else 2
+    OWN: gl.constexpr = COLUMNS // SHARED
     BYTES: gl.constexpr = (FILTERS + COLUMNS) * CHANNELS * IMAGES * HIGH * WIDE * 2
     slot = 0
     phase = 1
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        part = item // tiles
-        tile = item % tiles
-        filter_ = tile % tiles_filters * (FILTERS * CHANNELS)
-        first = tile // tiles_filters * COLUMNS
-        under = blocks_under(first, blocks, taps, STRIDE_ROWS, STRIDE_COLUMNS, CLIPPED, COLUMNS)
-        image, row, column = box_of(part * each, boxes_high, boxes_wide)
-        for _ in range(gl.minimum(each, boxes - part * each)):
-            at = (image * IMAGES, row * HIGH, column * WIDE)
-            ready = full.index(slot)
-            mbarrier.wait(empty.index(slot), phase)
-            mbarrier.expect(ready, BYTES)
-            for i in gl.static_range(FILTERS):
-                load_tile(dout, [at[0], at[1], at[2], filter_ + i * CHANNELS], ready, sa.index(slot * FILTERS + i))
-            for i in gl.static_range(COLUMNS):
-                which, down, along, channel = under[i]
-                to = block_of(sb.index(slot * SHARES + i // OWN), i % OWN, OWN, IMAGES, HIGH, WIDE)
-                load_under(maps, which, at, down, along, channel, ready, to, STRIDE_ROWS, STRIDE_COLUMNS, MAPS)
-            slot, phase = next_slot(slot, phase, STAGES)
-            column += 1
-            row = gl.where(column == boxes_wide, row + 1, row)
-            column = gl.where(column == boxes_wide, 0, column)
-            image = gl.where(row == boxes_high, image + 1, image)
-            row = gl.where(row == boxes_high, 0, row)
+    for share in range(gl.program_id(0), work[1], gl.num_programs(0)):
+        pieces, lane = pieces_of(share, work)
+        for piece in range(pieces):
+            tile, box, steps, _place = piece_of(share, piece, lane, work)
+            filter_ = tile % tiles_filters * (FILTERS * CHANNELS)
+            first = tile // tiles_filters * COLUMNS
+            under = blocks_under(first, blocks, taps, STRIDE_ROWS, STRIDE_COLUMNS, CLIPPED, COLUMNS)
+            image, row, column = box_of(box, high, wide)
+            for _ in range(steps):
+                at = (image * IMAGES, row * HIGH, column * WIDE)
+                ready = full.index(slot)
+                mbarrier.wait(empty.index(slot), phase)
+                mbarrier.expect(ready, BYTES)
+                for i in gl.static_range(FILTERS):
+                    load_tile(dout, [at[0], at[1], at[2], filter_ + i * CHANNELS], ready, sa.index(slot * FILTERS + i))
+                for i in gl.static_range(COLUMNS):
+                    which, down, along, channel = under[i]
+                    to = block_of(sb.index(slot * SHARED + i // OWN), i % OWN, OWN, IMAGES, HIGH, WIDE)
+                    load_under(maps, which, at, down, along, channel, ready, to, STRIDE_ROWS, STRIDE_COLUMNS, MAPS)
+                slot, phase = next_slot(slot, phase, STAGES)
+                column += 1
+                row = gl.where(column == wide, row + 1, row)
+                column = gl.where(column == wide, 0, column)
+                image = gl.where(row == high, image + 1, image)
+                row = gl.where(row == high, 0, row)
 
 
 @gluon.jit
@@ -128,10 +170,16 @@ def store_sums(values, out, strides, row, column, rows, columns):
 
 
 @gluon.jit
+def store_piece(values, out):
+    """out = ``values`` (CHANNELS, CHANNELS) in blocks of 8 by 8, row by row: a warp writes 256 bytes side by side."""
+    flat = values.reshape((CHANNELS // 8, 8, CHANNELS // 8, 8)).permute((0, 2, 1, 3)).reshape((CHANNELS * CHANNELS,))
+    gl.store(out + gl.arange(0, CHANNELS * CHANNELS, layout=flat.type.layout), flat)
+
+
+@gluon.jit
 def multiply_sums(
     out,
     out_strides,
-    part_stride,
     sizes,
     ring,
     extent,
@@ -140,52 +188,56 @@ def multiply_sums(
     FILTERS: gl.constexpr,
     COLUMNS: gl.constexpr,
     STAGES: gl.constexpr,
+    WHOLE: gl.constexpr,
 ):
     """Warpgroup WHICH: with two blocks of FILTERS one of them, by all columns; with one block half of the columns."""
     sa, sb, full, empty = ring
-    items, tiles, each, boxes, _, _, tiles_filters, blocks = extent
+    work, tiles_filters, blocks = extent[0], extent[1], extent[2]
     filters, channels, tap_count, tap_columns = sizes
-    SHARES: gl.constexpr = 1 if FILTERS == 2 else 2
-    OWN: gl.constexpr = COLUMNS // SHARES
+    SHARED: gl.constexpr = 1 if FILTERS == 2 else 2
+    OWN: gl.constexpr = COLUMNS // SHARED
     N: gl.constexpr = OWN * CHANNELS
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16])
     slot = 0
     phase = 0
     last = 0
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        part = item // tiles
-        tile = item % tiles
-        acc = gl.zeros((CHANNELS, N), gl.float32, layout)
-        steps = gl.minimum(each, boxes - part * each)
-        for step in range(steps):
-            mbarrier.wait(full.index(slot), phase)
+    for share in range(gl.program_id(0), work[1], gl.num_programs(0)):
+        pieces, lane = pieces_of(share, work)
+        for piece in range(pieces):
+            tile, _box, steps, place = piece_of(share, piece, lane, work)
+            acc = gl.zeros((CHANNELS, N), gl.float32, layout)
+            for step in range(steps):
+                mbarrier.wait(full.index(slot), phase)
+                if FILTERS == 2:
+                    x = matrix(sa.index(slot * 2 + WHICH), PIXELS, CHANNELS).permute((1, 0))
+                    y = matrix(sb.index(slot), PIXELS, N)
+                else:
+                    x = matrix(sa.index(slot), PIXELS, CHANNELS).permute((1, 0))
+                    y = matrix(sb.index(slot * 2 + WHICH), PIXELS, N)
+                running = warpgroup_mma(x, y, acc, is_async=True)
+                acc = warpgroup_mma_wait(num_outstanding=1, deps=(running,))
+                mbarrier.arrive(empty.index(last), count=1, pred=step > 0)
+                last = slot
+                slot, phase = next_slot(slot, phase, STAGES)
+            acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+            mbarrier.arrive(empty.index(last), count=1, pred=steps > 0)
+            parts = column_blocks(acc, OWN)
+            first = tile // tiles_filters * COLUMNS
+            row = tile % tiles_filters * (FILTERS * CHANNELS)
             if FILTERS == 2:
-                x = matrix(sa.index(slot * 2 + WHICH), PIXELS, CHANNELS).permute((1, 0))
-                y = matrix(sb.index(slot), PIXELS, N)
+                row += WHICH * CHANNELS
             else:
-                x = matrix(sa.index(slot), PIXELS, CHANNELS).permute((1, 0))
-                y = matrix(sb.index(slot * 2 + WHICH), PIXELS, N)
-            running = warpgroup_mma(x, y, acc, is_async=True)
-            acc = warpgroup_mma_wait(num_outstanding=1, deps=(running,))
-            mbarrier.arrive(empty.index(last), count=1, pred=step > 0)
-            last = slot
-            slot, phase = next_slot(slot, phase, STAGES)
-        acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
-        mbarrier.arrive(empty.index(last), count=1, pred=steps > 0)
-        first = tile // tiles_filters * COLUMNS
-        row = tile % tiles_filters * (FILTERS * CHANNELS)
-        if FILTERS == 2:
-            row += WHICH * CHANNELS
-        else:
-            first += WHICH * OWN
-        parts = column_blocks(acc, OWN)
-        for i in gl.static_range(OWN):
-            tap = (first + i) // blocks
-            channel = (first + i) % blocks * CHANNELS
-            start = times(part, part_stride)
-            start += times(tap // tap_columns, out_strides[2]) + times(tap % tap_columns, out_strides[3])
-            inside = gl.where(tap < tap_count, channels, 0)
-            store_sums(parts[i], out + start, out_strides, row, channel, filters, inside)
+                first += WHICH * OWN
+            for i in gl.static_range(OWN):
+                tap = (first + i) // blocks
+                if WHOLE:
+                    channel = (first + i) % blocks * CHANNELS
+                    start = times(tap // tap_columns, out_strides[2]) + times(tap % tap_columns, out_strides[3])
+                    inside = gl.where(tap < tap_count, channels, 0)
+                    store_sums(parts[i], out + start, out_strides, row, channel, filters, inside)
+                elif tap < tap_count:  # a tile may have more columns than there are
+                    block = times(place, FILTERS * COLUMNS) + (WHICH * OWN + i)
+                    store_piece(parts[i], out + block * (CHANNELS * CHANNELS))
 
 
 @gluon.jit
@@ -201,7 +253,6 @@ def conv2d_weight_wgmma_kernel(
     x7,
     out,
     out_strides,
-    part_stride,
     sizes,
     extent,
     taps,
@@ -215,25 +266,29 @@ def conv2d_weight_wgmma_kernel(
     FILTERS: gl.constexpr,
     COLUMNS: gl.constexpr,
     STAGES: gl.constexpr,
+    WHOLE: gl.constexpr,
 ):
-    """out[part, k, c, r, s] = sum over the pixels (n, p, q) of a part of dout[n, p, q, k] * x[n, p * STRIDE_ROWS + r *
-    dilation_rows - above, q * STRIDE_COLUMNS + s * dilation_columns - left, c].
+    """out[k, c, r, s] = sum over the pixels (n, p, q) of dout[n, p, q, k] * x[n, p * STRIDE_ROWS + r * dilation_rows -
+    above, q * STRIDE_COLUMNS + s * dilation_columns - left, c].
 
     A tile is FILTERS blocks of 64 filters by COLUMNS blocks of 64 channels under a tap: the blocks of all taps follow
-    each other. A part is ``each`` boxes, in their order, which fixes the order of the sum. ``dout`` and ``x0`` to
-    ``x3`` as in ``conv2d_wgmma_kernel``. Boxes end where rows and columns of dout do, or where there is no image: 0
-    times an infinity of x would be NaN. With CLIPPED they may pass the last column: there is a map for each remainder
-    of the rows and tap of a row, which ends where dout's last column meets x.
-    ``out`` is f32, or has the element of the operands if there is one part; ``sizes``: filters, channels, taps, those
-    of a row; ``extent``: items (parts of tiles), tiles, boxes of a part, boxes, those of a column and row of an image,
-    tiles along the filters, blocks of channels; ``taps``: those of a row, the padding above and left, dilations.
+    each other. ``pieces_of`` and ``piece_of`` say which boxes of which tiles a share sums, which fixes the order of the
+    sum.
+    ``dout`` and ``x0`` to ``x3`` as in ``conv2d_wgmma_kernel``. Boxes end where rows and columns of dout do, or where
+    there is no image: 0 times an infinity of x would be NaN. With CLIPPED they may pass the last column: there is a map
+    for each remainder of the rows and tap of a row, which ends where dout's last column meets x.
+    With WHOLE the shares are whole tiles, and ``out`` has the element of the operands. Without, ``out`` is the slots of
+    pieces in f32, of (FILTERS, COLUMNS) blocks as ``store_piece`` writes them; ``out_strides`` is not read.
+    ``sizes``: filters, channels, taps, those of a row; ``extent``: ``work`` (tiles, shares, lanes of a tile, boxes),
+    tiles along the filters, blocks of channels, boxes of a column and of a row; ``taps``: those of a row, the padding
+    above and left, dilations.
 
     Runs on 4 warps, the first warpgroup, and 5 more that ``warp_specialize`` adds.
     """
     sa = gl.allocate_shared_memory(dout.dtype, [STAGES * FILTERS] + dout.block_type.shape, dout.layout)
-    SHARES: gl.constexpr = 1 if FILTERS == 2 else 2
-    own: gl.constexpr = [COLUMNS // SHARES * IMAGES, HIGH, WIDE, CHANNELS]
-    sb = gl.allocate_shared_memory(x0.dtype, [STAGES * SHARES] + own, x0.layout)
+    SHARED: gl.constexpr = 1 if FILTERS == 2 else 2
+    own: gl.constexpr = [COLUMNS // SHARED * IMAGES, HIGH, WIDE, CHANNELS]
+    sb = gl.allocate_shared_memory(x0.dtype, [STAGES * SHARED] + own, x0.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     start_ring(full, empty, STAGES)
@@ -243,11 +298,11 @@ def conv2d_weight_wgmma_kernel(
         [
             (
                 multiply_sums,
-                (out, out_strides, part_stride, sizes, ring, extent, 0, PIXELS, FILTERS, COLUMNS, STAGES),
+                (out, out_strides, sizes, ring, extent, 0, PIXELS, FILTERS, COLUMNS, STAGES, WHOLE),
             ),
             (
                 multiply_sums,
-                (out, out_strides, part_stride, sizes, ring, extent, 1, PIXELS, FILTERS, COLUMNS, STAGES),
+                (out, out_strides, sizes, ring, extent, 1, PIXELS, FILTERS, COLUMNS, STAGES, WHOLE),
             ),
             (
                 load_sums,

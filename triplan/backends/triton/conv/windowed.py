@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 from triplan.backends.runtime.launch import Copy, Launch, Scratch
 from triplan.backends.table import kernel
-from triplan.backends.triton.conv import copies, shared, wgmma
+from triplan.backends.triton.conv import copies, shared, wgmma, wgmma_division
 from triplan.backends.triton.conv.copies import VECTOR, Padded
 from triplan.descriptors import Conv2dBackwardWeightDescriptor, Conv2dDescriptor
 from triplan.descriptors.conv import Conv2dProblem
@@ -84,8 +83,8 @@ def workspace(desc: Conv2dProblem, target: Target) -> int:
     end = _copies(desc)[-1].end
     if not shared.of_weight(desc):
         return end
-    sums = wgmma.parts_of(_inner(desc))[0] * _inner(desc).operand("dweight").numel
-    return end + sums * desc.element.compute.itemsize
+    division = wgmma.division_of(_inner(desc))[2]
+    return end + division.slots * division.slot_bytes
 
 
 # --- launches ---
@@ -108,14 +107,13 @@ def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
 
 
 def build_weight(desc: Conv2dProblem, target: Target) -> list[Launch]:
-    """The gradient of the weight of windows, in parts, then their sum without the channels that were added."""
+    """The gradient of the weight of windows, in pieces, then their sum without the channels that were added."""
     if desc.operand("dweight").numel == 0:
         return []
     inner, found = _inner(desc), _copies(desc)
-    sums = Scratch(0, desc.element.compute)
-    main = wgmma.build_weight(inner, target)[0]
-    main = replace(main, args={**main.args, "out": sums, "out_strides": shared.strides_of_parts(inner)})
-    fold = shared.folded(desc, wgmma.parts_of(inner)[0], sums, _channels(desc))
+    pieces = Scratch(0, desc.element.compute)
+    main = wgmma.weight_sums(inner, target, pieces, (None,) * 4, False)
+    fold = wgmma_division.fold(desc, inner, wgmma.division_of(inner)[2], pieces, _channels(desc))
     return copies.around(found, [main, fold], _windows(desc), found[-1].end)
 
 
