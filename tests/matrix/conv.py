@@ -29,7 +29,10 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
 
 
 def boxes(op: str) -> Iterator[tp.Descriptor]:
-    """Of every width of tiles: many and few features, few pixels, rows that boxes pass; strides, and a bias."""
+    """Of every width of tiles: many and few features, few pixels, rows that boxes pass; strides, and a bias.
+
+    Then of narrow blocks.
+    """
     cls: Any = tp.descriptor_types()[op]
     bias = {"has_bias": True} if op == "conv2d" else {}
     for channels, filters, more in (
@@ -37,6 +40,8 @@ def boxes(op: str) -> Iterator[tp.Descriptor]:
         (64, 64, {"stride": (2, 2), "height": 55, "width": 55}),
         (256, 256, {"batch": 1}),
         (256, 128, {"batch": 2, "height": 20, "width": 19, **bias}),
+        (32, 32, bias),
+        (96, 160, {}),
     ):
         desc = cls(element="bf16", in_channels=channels, out_channels=filters, **{**SIZES, **more})
         last = desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 4})

@@ -365,7 +365,7 @@ def test_what_the_hopper_kernel_refuses() -> None:
 def test_rings_fit_and_stages_are_waited_for(op: str) -> None:
     """Of every tile that any size may choose: what it stages passes through as many buffers as it has blocks."""
     seen = set()
-    for n in (8, 64, 72, 136, 264):
+    for n in (8, 64, 72, 120, 136, 264):
         for batch in (1, 16, 512):
             sizes = {"in_channels": n, "out_channels": n, "batch": batch, "height": 14, "width": 13}
             desc = tp.descriptor_types()[op](**{**FIELDS, **sizes}, element="bf16")
@@ -378,10 +378,10 @@ def test_rings_fit_and_stages_are_waited_for(op: str) -> None:
                 seen.add((constants["FILTERS"], constants["COLUMNS"]))
                 assert ring * constants["STAGES"] * 64 * pixels * 2 <= 192 << 10
             else:
-                assert constants["BLOCK_N"] // 64 >= constants["BUFFERS"]
+                assert constants["BLOCK_N"] // constants["CHANNELS"] >= constants["BUFFERS"]
                 ring = 2 * pixels + constants["BLOCK_N"]
                 staged = 2 * constants["BUFFERS"] * pixels
-                assert (ring * constants["STAGES"] + staged) * 128 <= (227 << 10) - 1024
+                assert (ring * constants["STAGES"] + staged) * 2 * constants["CHANNELS"] <= (227 << 10) - 1024
                 seen.add((pixels, constants["BLOCK_N"]))
     assert len(seen) > 2
 
@@ -412,6 +412,8 @@ def test_large_problems(element: str, size: str, op: str) -> None:
 HOPPER: dict[str, dict[str, Any]] = {
     "plain": {"in_channels": 136, "out_channels": 264, "height": 15, "width": 29, "padding": (1, 1, 1, 1)},
     "one pixel": {"in_channels": 8, "out_channels": 16, "height": 1, "width": 1, "kernel": (1, 1), "batch": 300},
+    "few channels": {"in_channels": 24, "out_channels": 32, "height": 15, "width": 29, "padding": (1, 1, 1, 1)},
+    "narrow blocks": {"in_channels": 96, "out_channels": 136, "height": 17, "width": 28, "stride": (2, 1), "batch": 9},
     "one tap": {"in_channels": 200, "out_channels": 72, "kernel": (1, 1), "height": 28, "width": 28},
     "wide": {
         "in_channels": 64,

@@ -32,16 +32,22 @@ HOPPER: dict[str, Any] = {
 _GLUON_ELEMENT = {ElementKind.F16: gl.float16, ElementKind.BF16: gl.bfloat16, ElementKind.F32: gl.float32}
 #: Side of the blocks that tiles are made of, and channels of a step: those of 2 bytes.
 CHANNELS = 64
+#: Narrow blocks, and the most channels for which they are better where they leave none empty (H100).
+NARROW, MOST_NARROW = 32, 160
 #: Rows of tiles that are computed together, for the L2 cache.
 GROUP = 8
 #: Microseconds of one multiprocessor for a product of 64 by 64 by 64 (of tf32: by 32), and for each 64 by 64 results of
-#: a tile, of 2 bytes, beside its products; bytes that it reads in a microsecond while all do, which bounds narrow
-#: tiles. On an H200.
-STEP_US, RESULT_US, RING_BYTES_PER_US = 0.074, 0.45, 1.0e5
+#: a tile, of 2 bytes, beside its products; rows of blocks, pixels or features, that it reads in a microsecond while all
+#: others do, which bounds narrow tiles. On an H200.
+STEP_US, RESULT_US, ROWS_PER_US = 0.074, 0.45, 780.0
+#: How many times as long rows take that end within a block, as TMA fills them with zeros. On an H100.
+ENDING = 2.1
 #: Bytes of the ring at most: what the staged results and barriers leave.
 RING_BYTES = 192 << 10
 #: (pixels of a box, features) of tiles of the result.
 TILES = ((64, 256), (64, 128), (64, 64), (128, 128), (128, 64))
+#: Those beside them of narrow blocks.
+NARROW_TILES = ((128, 32), (256, 32))
 #: (blocks of filters, blocks of channels under a tap) of tiles of the gradient of weight.
 WEIGHT_TILES = ((2, 4), (2, 2), (1, 8), (1, 4), (1, 2))
 #: Tensor maps of x that the kernel of the gradient of weight takes.
@@ -50,14 +56,16 @@ MOST_MAPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Images, rows and columns of a box of pixels; blocks of CHANNELS channels that a step reads beside each other.
+    """Images, rows and columns of a box of pixels; blocks of channels that a step reads beside each other.
 
     Of the result: of the features, under two boxes. Of the gradient of weight: of the filters, and under taps.
+    ``width``: channels of a block, of 2 bytes.
     """
 
     box: tuple[int, int, int]
     rows: int
     columns: int
+    width: int = CHANNELS
 
     @property
     def pixels(self) -> int:
@@ -71,17 +79,22 @@ class Tile:
     @property
     def step_bytes(self) -> int:
         """Bytes that a step reads: ``rows`` boxes, and as many pixels (or channels) of each column."""
-        return 2 * CHANNELS * (self.rows * self.pixels + self.columns * CHANNELS)
+        return 2 * self.width * (self.rows * self.pixels + self.features)
+
+    def step_us(self, ending: bool = False) -> float:
+        """Of a step's products, and of the rows that it reads, which may end within a block."""
+        products = STEP_US * self.blocks * self.width / CHANNELS
+        read = (self.rows * self.pixels + self.features) / ROWS_PER_US
+        return max(products, read * ENDING if ending else read)
 
     @property
-    def step_us(self) -> float:
-        """Of a step's products, and of what it reads."""
-        return max(STEP_US * self.blocks, self.step_bytes / RING_BYTES_PER_US)
+    def features(self) -> int:
+        return self.columns * self.width
 
     @property
     def blocks(self) -> float:
-        """Blocks of 64 by 64 results, or of as many products."""
-        return self.rows * self.columns * self.pixels / CHANNELS
+        """Blocks of 64 by 64 results."""
+        return self.rows * self.features * self.pixels / CHANNELS**2
 
     def boxes(self, images: int, extents: tuple[int, int]) -> tuple[int, int, int]:
         """Boxes in all, and of a column and a row of an image."""
@@ -134,13 +147,19 @@ def _end_under(desc: Conv2dProblem, tap: int) -> int:
 @fact
 def tile_of(desc: Conv2dProblem) -> Tile:
     """The cheapest of the result. Its bits do not depend on it."""
-    found = (Tile(_best_box(p, desc.batch, _lattice(desc)), 2, n // CHANNELS) for p, n in TILES)
-    return min(found, key=lambda t: _waves_us(_tiles(desc, t), _steps(desc), t, DIVIDED_FOR, desc.element.itemsize))
+    width = _width(desc)
+    sizes = (*TILES, *NARROW_TILES) if width == NARROW else TILES
+    found = (Tile(_best_box(p, desc.batch, _lattice(desc)), 2, n // width, width) for p, n in sizes)
+    return min(found, key=lambda t: _waves_us(desc, t, DIVIDED_FOR))
 
 
-def _waves_us(tiles: int, steps: float, tile: Tile, multiprocessors: int, itemsize: int = 2) -> float:
-    """Of tiles of so many steps; ``itemsize``: bytes of an element of the result."""
-    return -(-tiles // multiprocessors) * (steps * tile.step_us + RESULT_US * itemsize / 2 * tile.blocks)
+def _waves_us(desc: Conv2dProblem, tile: Tile, multiprocessors: int) -> float:
+    """Of one launch; on average, as every tap is of one launch."""
+    taps, depth = desc.taps / _launches(desc), _depth(desc)
+    whole, rest = divmod(_reduced(desc), depth)
+    steps = taps * (whole * tile.step_us() + (tile.step_us(ending=True) if rest else 0))
+    results = RESULT_US * desc.element.itemsize / 2 * tile.blocks
+    return -(-_tiles(desc, tile) // multiprocessors) * (steps + results)
 
 
 def _lattice(desc: Conv2dProblem) -> tuple[int, int]:
@@ -164,20 +183,21 @@ def _launches(desc: Conv2dProblem) -> int:
     return math.prod(desc.stride) if shared.of_input(desc) else 1
 
 
+def _width(desc: Conv2dProblem) -> int:
+    """Channels of a block, of 2 bytes: no tile decides it, because bits of the result depend on it."""
+    n = _reduced(desc)
+    narrow = desc.element.itemsize == 2 and n <= MOST_NARROW and 0 < n % CHANNELS <= NARROW
+    return NARROW if narrow else CHANNELS
+
+
 def _depth(desc: Conv2dProblem) -> int:
-    """Channels of a step: of 128 bytes, the widest that TMA swizzles."""
-    return 128 // desc.element.itemsize
-
-
-def _steps(desc: Conv2dProblem) -> float:
-    """Blocks of channels under a tap that a tile of the result sums; on average, as every tap is of one launch."""
-    return -(-_reduced(desc) // _depth(desc)) * desc.taps / _launches(desc)
+    """Channels of a step: of 128 bytes, the widest that TMA swizzles, or narrow ones of 64."""
+    return 2 * _width(desc) // desc.element.itemsize
 
 
 def _tiles(desc: Conv2dProblem, tile: Tile) -> int:
     """Tiles of one launch."""
-    boxes = tile.boxes(desc.batch, _lattice(desc))[0]
-    return -(-boxes // tile.rows) * -(-_features(desc) // (tile.columns * CHANNELS))
+    return -(-tile.boxes(desc.batch, _lattice(desc))[0] // tile.rows) * -(-_features(desc) // tile.features)
 
 
 def _blocks(desc: Conv2dProblem) -> int:
@@ -200,7 +220,7 @@ def divisions(desc: Conv2dProblem) -> list[tuple[float, Tile, Division]]:
 
         def cost(d: Division, tile: Tile = tile) -> float:
             waves = -(-d.shares // DIVIDED_FOR)
-            busy = waves * (d.steps * tile.step_us + d.pieces_of_share * RESULT_US * tile.blocks)
+            busy = waves * (d.steps * tile.step_us() + d.pieces_of_share * RESULT_US * tile.blocks)
             # Each multiprocessor has its part of the bandwidth.
             read = moved / card.BYTES_PER_US * max(DIVIDED_FOR / d.shares, 1.0)
             return max(busy, read) + wgmma_division.fold_us(d)
@@ -277,8 +297,7 @@ def rank(desc: Conv2dProblem, target: Target) -> float:
     if shared.of_weight(desc):
         busy = division_of(desc)[0]
     else:
-        tile = tile_of(desc)
-        busy = launches * _waves_us(_tiles(desc, tile), _steps(desc), tile, target.sm_count, desc.element.itemsize)
+        busy = launches * _waves_us(desc, tile_of(desc), target.sm_count)
     moved = sum(o.nbytes for o in desc.operands() if o.is_tensor)
     return launches * card.LAUNCH_US + max(busy, moved / card.BYTES_PER_US)
 
@@ -294,7 +313,7 @@ def numerics(desc: Conv2dProblem) -> str | None:
     if shared.of_weight(desc):
         return None
     how = f"{_reduced(desc)}.{desc.kernel}.{desc.stride}.{desc.dilation}".replace(" ", "")
-    return f"{desc.op}.wgmma.{desc.element}.{how}.v1"
+    return f"{desc.op}.wgmma.{desc.element}.{how}.{'v2' if _width(desc) == NARROW else 'v1'}"
 
 
 def workspace(desc: Conv2dProblem, target: Target) -> int:
@@ -370,14 +389,14 @@ def _holds(desc: Conv2dProblem, tile: Tile) -> bool:
     """Whether tiles are stored during the products of the next: the widest, of as many steps as columns at least."""
     axes = [{_taps(desc, axis, n)[2] for n in range(desc.stride[axis])} for axis in (0, 1)]
     steps = -(-_reduced(desc) // CHANNELS) * min(axes[0]) * min(axes[1])
-    return desc.element.itemsize == 2 and tile.columns == 4 <= steps
+    return desc.element.itemsize == 2 and tile.width == CHANNELS and tile.columns == 4 <= steps
 
 
 def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
     """The result, or the gradient of x: with strides a launch for each remainder, which has taps of its own."""
     tile, back = tile_of(desc), shared.of_input(desc)
     result = "dx" if back else "out"
-    depth, n = _depth(desc), tile.columns * CHANNELS
+    depth, n = _depth(desc), tile.features
     pixels, axis = (*tile.box, depth), channel_axis(desc, desc.operand("weight"))
     across = back and axis == 1
     weight = _map("weight", desc.element, (depth, 1, 1, n) if across else (n, 1, 1, depth), axis=axis)

@@ -1,9 +1,9 @@
 """Kernels of ``wgmma``: convolution on Hopper as matrix products of boxes of pixels (Gluon), by TMA and wgmma.
 
 A tile's pixels are two boxes of ROWS = IMAGES * HIGH * WIDE pixels, each of some images, rows and columns; its columns
-are features. A step multiplies one tap and CHANNELS channels, of 128 bytes: TMA reads the box of the other tensor that
-lies under the tap and fills with zeros what is outside the image, which is the padding. In shared memory a box is a
-matrix (pixels, channels), swizzled, as wgmma takes it. Nothing is unfolded.
+are features. A step multiplies one tap and CHANNELS channels, of 128 or 64 bytes: TMA reads the box of the other tensor
+that lies under the tap and fills with zeros what is outside the image, which is the padding. In shared memory a box is
+a matrix (pixels, channels), swizzled, as wgmma takes it. Nothing is unfolded.
 
 One warp loads, two warpgroups multiply, a box each, and the tiles are dealt to one program per multiprocessor. The
 ring's barriers are those of the matrix product: TMA arrives at ``full``, each warpgroup at ``empty``.
@@ -63,7 +63,7 @@ def load_pixels(
     boxes, boxes_high, boxes_wide, tiles_n, group, chunks = extent
     first_row, step_row, tap_rows, down, step_down, first_column, step_column, tap_columns, along, step_along = taps
     tiles_m = gl.cdiv(boxes, 2)
-    BYTES: gl.constexpr = (2 * IMAGES * HIGH * WIDE + BLOCK_N) * 128
+    BYTES: gl.constexpr = (2 * IMAGES * HIGH * WIDE + BLOCK_N) * CHANNELS * weight.dtype.primitive_bitwidth // 8
     MAPS: gl.constexpr = STRIDE_ROWS * STRIDE_COLUMNS
     previous_wait()
     slot = 0
@@ -165,7 +165,7 @@ def multiply_pixels(
     BLOCKS: gl.constexpr = BLOCK_N // CHANNELS
     DURING: gl.constexpr = BLOCKS if HOLDS else 0
     layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, CHANNELS // 4]
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 256 // ring[0].dtype.primitive_bitwidth]
     )
     previous_wait()
     slot = 0
