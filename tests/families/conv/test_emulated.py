@@ -206,6 +206,20 @@ def test_copies(name: str, op: str) -> None:
         check_emulated("converted_wgmma", problem(op, *RAGGED[name], element=element))
 
 
+#: As ``CASES``, of channels that TMA moves, but whose blocks are not whole.
+PARTIAL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "narrow": ((2, 24, 9, 11, 40, 3, 2), {"padding": (1, 1, 0, 1), "has_bias": True}),
+    "wide": ((2, 72, 9, 11, 168, 2, 3), {"padding": (0, 1, 1, 1), "stride": (2, 1)}),
+}
+
+
+@pytest.mark.parametrize("op", OPS[:2])
+@pytest.mark.parametrize("element", ["bf16", "f32"])
+@pytest.mark.parametrize("name", PARTIAL)
+def test_copies_of_whole_blocks(name: str, element: str, op: str) -> None:
+    check_emulated("converted_wgmma", problem(op, *PARTIAL[name], element=element))
+
+
 #: As ``CASES``, of few channels and strides.
 FEW_CHANNELS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "rgb": ((2, 3, 15, 18, 72, 7, 7), {"padding": (3, 3, 3, 3), "stride": (2, 2)}),

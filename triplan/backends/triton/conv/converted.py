@@ -16,24 +16,35 @@ from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku import Support, Target
 from triplan.sku.facts import fact
 
+#: Fields that the channels of copied inputs are.
+FIELDS = {"x": "in_channels", "dout": "out_channels"}
+
 
 def entries(
-    inner: Any, name: str, wanted: Callable[[Conv2dProblem], dict[Operand, int]], whole: bool, **entry: Any
+    inner: Any,
+    name: str,
+    wanted: Callable[[Conv2dProblem], dict[Operand, int]],
+    whole: bool,
+    filled: Callable[[Conv2dProblem], dict[str, int]] = lambda _: {},
+    **entry: Any,
 ) -> None:
     """Register ``inner``, a kernel of this family, over copies of what is ``wanted``; its bits are those of ``inner``.
 
     ``inner``: its module, or ``Tiles``. ``wanted``: operands and the axes of their channels. dweight is left out: it is
-    small, and written by the fold as it lies. ``whole``: ``inner`` writes whole vectors of channels.
+    small, and written by the fold as it lies. ``whole``: ``inner`` writes whole vectors of channels. ``filled``: the
+    channels of copies that have more than their operands, if all operands with that axis are copied.
     """
 
     @fact
     def copied(desc: Conv2dProblem) -> tuple[Padded, ...]:
-        return copies.plain({o: axis for o, axis in wanted(desc).items() if o.name != "dweight" and o.numel})
+        moved = {o: axis for o, axis in wanted(desc).items() if o.name != "dweight" and o.numel}
+        return copies.plain(moved, channels=filled(desc))
 
     @fact
     def inner_of(desc: Conv2dProblem) -> Conv2dProblem:
         """The problem of the copies."""
         fields = copies.whole(desc, copied(desc)) if whole and desc.groups == 1 else {}
+        fields |= {FIELDS[name]: n for name, n in filled(desc).items() if name in FIELDS}
         layouts = {**dict(desc.layouts), **{c.operand.name: c.layout for c in copied(desc)}}
         return desc.replace(layouts=layouts, **fields)
 

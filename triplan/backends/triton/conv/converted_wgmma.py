@@ -1,15 +1,54 @@
-"""Kernel ``converted_wgmma``: ``wgmma`` over copies of the operands that TMA cannot map as they lie."""
+"""Kernel ``converted_wgmma``: ``wgmma`` over copies of the operands that TMA cannot map as they lie.
+
+Where several taps read the channels that are summed, their copies have whole blocks of them: TMA fills what it does not
+find more slowly than it reads zeros. This also gains where TMA could map the operands.
+"""
 
 from __future__ import annotations
 
-from triplan.backends.triton.conv import wgmma
+from triplan.backends.triton.conv import shared, wgmma
 from triplan.backends.triton.conv.converted import entries
+from triplan.descriptors import Operand
+from triplan.descriptors.conv import Conv2dProblem
+
+
+def _source(desc: Conv2dProblem) -> str:
+    return "dout" if shared.of_input(desc) else "x"
+
+
+def _fills(desc: Conv2dProblem) -> bool:
+    """Whether the rows that several taps read end within a block, and it can be filled."""
+    if shared.of_weight(desc) or desc.groups > 1 or desc.taps == 1 or wgmma.reduced(desc) % wgmma.depth_of(desc) == 0:
+        return False
+    found = {o.name for o in wgmma.unmapped(desc)}
+    return not found or _source(desc) in found
+
+
+def _wanted(desc: Conv2dProblem) -> dict[Operand, int]:
+    found = wgmma.unmapped(desc)
+    if _fills(desc):
+        found |= {
+            desc.operand(name): wgmma.channel_axis(desc, desc.operand(name)) for name in (_source(desc), "weight")
+        }
+    return found
+
+
+def _filled(desc: Conv2dProblem) -> dict[str, int]:
+    """Of what is summed, by operands whose channels these are."""
+    if not _fills(desc):
+        return {}
+    depth = wgmma.depth_of(desc)
+    n = -(-wgmma.reduced(desc) // depth) * depth
+    within = shared.of_input(desc) == (wgmma.channel_axis(desc, desc.operand("weight")) == 0)
+    return {_source(desc): n, **({"weight": n} if within else {})}
+
 
 entries(
     wgmma,
     "converted_wgmma",
-    wgmma.unmapped,
+    _wanted,
     whole=True,
+    filled=_filled,
     elements=(*wgmma.HALF, "f32"),
     weight={"elements": wgmma.HALF},
     **wgmma.HOPPER,

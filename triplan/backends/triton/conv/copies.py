@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from triplan.backends.runtime.launch import Arg, Copy, Int, Launch, Ptr, Scratch, Stride, TensorMap, power_of_two_in
@@ -75,19 +76,28 @@ class Padded(NamedTuple):
 
     @property
     def tensor(self) -> Copy:
-        """Without what was added."""
-        return Copy(self.offset, self.operand.shape, self.strides)
+        """Without the columns that were added; of an output, without the channels."""
+        shape = list(self.operand.shape)
+        if not self.operand.is_written:
+            shape[self.axis] = self.channels
+        return Copy(self.offset, tuple(shape), self.strides)
 
 
 def padded_channels(n: int) -> int:
     return -(-n // VECTOR) * VECTOR
 
 
-def plain(operands: Mapping[Operand, int], start: int = 0) -> tuple[Padded, ...]:
-    """Copies of operands, by the axes of their channels, with as many columns and channels, or a few more channels."""
+def plain(
+    operands: Mapping[Operand, int], start: int = 0, channels: Mapping[str, int] = MappingProxyType({})
+) -> tuple[Padded, ...]:
+    """Copies of operands, by the axes of their channels, with as many columns and channels, or a few more channels.
+
+    ``channels``: those of copies, by operands, that have more.
+    """
     found: list[Padded] = []
     for o, axis in operands.items():
-        found.append(Padded(o, start, padded_channels(o.shape[axis]), o.shape[3], axis=axis))
+        wide = channels.get(o.name, padded_channels(o.shape[axis]))
+        found.append(Padded(o, start, wide, o.shape[3], axis=axis))
         start = found[-1].end
     return tuple(found)
 

@@ -35,9 +35,9 @@ FLAT_STEP_US = {False: 2.7, True: 0.75}
 RAGGED_PER_US = {2: 1000, 4: 2000, 8: 2000}
 #: Microseconds of a step in which a program waits for what it reads. On an H200, of elements of 2 bytes.
 STEP_US = 0.7
-#: Microseconds of one multiprocessor for a step of narrow tiles of 2 bytes, and bytes that it then reads in each. On an
-#: H100, of 16 to 48 channels.
-NARROW_US, READ_PER_US = 0.08, 6.5e4
+#: Microseconds of one multiprocessor for a step of narrow tiles of 2 bytes, and bytes that it then reads in each; how
+#: many times as long steps take that mask channels. On an H100, of 16 to 48 channels.
+NARROW_US, READ_PER_US, MASKED = 0.08, 6.5e4, 1.6
 #: Operations per microsecond in 1 TFLOP/s.
 TERA_PER_US = 10**6
 #: Programs that keep any card busy, and parts of the gradient of weight at most. Untuned.
@@ -220,7 +220,8 @@ class Tiles:
         stored = tile.m * tile.n / RAGGED_PER_US[desc.element.itemsize] if loose else 0.0
         if desc.element.itemsize == 2 and not shared.of_weight(desc):
             read = NARROW_US + 2 * (tile.m + tile.n) * tile.k / READ_PER_US
-            work = max(work, steps * read / target.sm_count)
+            masked = MASKED if _reduced(desc) % tile.k else 1.0
+            work = max(work, steps * read * masked / target.sm_count)
         if self._flat(desc):
             work = max(work, steps * FLAT_STEP_US[shared.of_weight(desc)] / target.sm_count)
         work = max(work * max(target.sm_count / launched, 1.0), steps / launched * max(STEP_US, ragged))

@@ -32,20 +32,21 @@ HOPPER: dict[str, Any] = {
 _GLUON_ELEMENT = {ElementKind.F16: gl.float16, ElementKind.BF16: gl.bfloat16, ElementKind.F32: gl.float32}
 #: Side of the blocks that tiles are made of, and channels of a step: those of 2 bytes.
 CHANNELS = 64
-#: Narrow blocks, and the most channels for which they are better where they leave none empty (H100).
+#: Narrow blocks, and the most channels for which they take less time where others end half empty (H100).
 NARROW, MOST_NARROW = 32, 160
 #: Rows of tiles that are computed together, for the L2 cache.
 GROUP = 8
 #: Microseconds of one multiprocessor for a product of 64 by 64 by 64 (of tf32: by 32), and for each 64 by 64 results of
-#: a tile, of 2 bytes, beside its products; rows of blocks, pixels or features, that it reads in a microsecond while all
-#: others do, which bounds narrow tiles. On an H200.
-STEP_US, RESULT_US, ROWS_PER_US = 0.074, 0.45, 780.0
-#: How many times as long rows take that end within a block, as TMA fills them with zeros. On an H100.
-ENDING = 2.1
+#: a tile, of 2 bytes, beside its products; what it reads in a microsecond while all do: rows of blocks, and bytes of
+#: boxes of the result, which no other reads at the same time. On an H200.
+STEP_US, RESULT_US, ROWS_PER_US, BOX_BYTES_PER_US = 0.074, 0.45, 780.0, 5.0e4
+#: How many times as long boxes take whose channels end within a block, as TMA fills them with zeros: behind a sector of
+#: the cache, of so many bytes, or within one. On an H100.
+SECTOR, ENDING = 32, (1.5, 2.5)
 #: Bytes of the ring at most: what the staged results and barriers leave.
 RING_BYTES = 192 << 10
-#: (pixels of a box, features) of tiles of the result.
-TILES = ((64, 256), (64, 128), (64, 64), (128, 128), (128, 64))
+#: (pixels of a box, features) of tiles of the result; of equal ones the first.
+TILES = ((64, 256), (64, 128), (128, 128), (128, 64), (64, 64))
 #: Those beside them of narrow blocks.
 NARROW_TILES = ((128, 32), (256, 32))
 #: (blocks of filters, blocks of channels under a tap) of tiles of the gradient of weight.
@@ -81,11 +82,10 @@ class Tile:
         """Bytes that a step reads: ``rows`` boxes, and as many pixels (or channels) of each column."""
         return 2 * self.width * (self.rows * self.pixels + self.features)
 
-    def step_us(self, ending: bool = False) -> float:
-        """Of a step's products, and of the rows that it reads, which may end within a block."""
-        products = STEP_US * self.blocks * self.width / CHANNELS
-        read = (self.rows * self.pixels + self.features) / ROWS_PER_US
-        return max(products, read * ENDING if ending else read)
+    @property
+    def step_us(self) -> float:
+        """Of a step's products, and of the rows that it reads."""
+        return max(STEP_US * self.blocks * self.width / CHANNELS, self.step_bytes / (2 * self.width) / ROWS_PER_US)
 
     @property
     def features(self) -> int:
@@ -155,11 +155,12 @@ def tile_of(desc: Conv2dProblem) -> Tile:
 
 def _waves_us(desc: Conv2dProblem, tile: Tile, multiprocessors: int) -> float:
     """Of one launch; on average, as every tap is of one launch."""
-    taps, depth = desc.taps / _launches(desc), _depth(desc)
-    whole, rest = divmod(_reduced(desc), depth)
-    steps = taps * (whole * tile.step_us() + (tile.step_us(ending=True) if rest else 0))
+    whole, rest = divmod(reduced(desc), depth_of(desc))
+    read = 2 * tile.width * tile.rows * tile.pixels / BOX_BYTES_PER_US
+    ending = ENDING[rest * desc.element.itemsize % SECTOR > 0]
+    steps = whole * max(tile.step_us, read) + (max(tile.step_us, read * ending) if rest else 0)
     results = RESULT_US * desc.element.itemsize / 2 * tile.blocks
-    return -(-_tiles(desc, tile) // multiprocessors) * (steps + results)
+    return -(-_tiles(desc, tile) // multiprocessors) * (desc.taps / _launches(desc) * steps + results)
 
 
 def _lattice(desc: Conv2dProblem) -> tuple[int, int]:
@@ -173,7 +174,7 @@ def _features(desc: Conv2dProblem) -> int:
     return desc.channels if shared.of_input(desc) else desc.filters
 
 
-def _reduced(desc: Conv2dProblem) -> int:
+def reduced(desc: Conv2dProblem) -> int:
     """Channels that are summed."""
     return desc.filters if shared.of_input(desc) else desc.channels
 
@@ -185,12 +186,12 @@ def _launches(desc: Conv2dProblem) -> int:
 
 def _width(desc: Conv2dProblem) -> int:
     """Channels of a block, of 2 bytes: no tile decides it, because bits of the result depend on it."""
-    n = _reduced(desc)
+    n = reduced(desc)
     narrow = desc.element.itemsize == 2 and n <= MOST_NARROW and 0 < n % CHANNELS <= NARROW
     return NARROW if narrow else CHANNELS
 
 
-def _depth(desc: Conv2dProblem) -> int:
+def depth_of(desc: Conv2dProblem) -> int:
     """Channels of a step: of 128 bytes, the widest that TMA swizzles, or narrow ones of 64."""
     return 2 * _width(desc) // desc.element.itemsize
 
@@ -200,12 +201,12 @@ def _tiles(desc: Conv2dProblem, tile: Tile) -> int:
     return -(-tile.boxes(desc.batch, _lattice(desc))[0] // tile.rows) * -(-_features(desc) // tile.features)
 
 
+# --- the gradient of weight ---
+
+
 def _blocks(desc: Conv2dProblem) -> int:
     """Blocks of channels."""
     return -(-desc.channels // CHANNELS)
-
-
-# --- the gradient of weight ---
 
 
 @fact
@@ -220,7 +221,7 @@ def divisions(desc: Conv2dProblem) -> list[tuple[float, Tile, Division]]:
 
         def cost(d: Division, tile: Tile = tile) -> float:
             waves = -(-d.shares // DIVIDED_FOR)
-            busy = waves * (d.steps * tile.step_us() + d.pieces_of_share * RESULT_US * tile.blocks)
+            busy = waves * (d.steps * tile.step_us + d.pieces_of_share * RESULT_US * tile.blocks)
             # Each multiprocessor has its part of the bandwidth.
             read = moved / card.BYTES_PER_US * max(DIVIDED_FOR / d.shares, 1.0)
             return max(busy, read) + wgmma_division.fold_us(d)
@@ -285,8 +286,7 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
         return Support.no(f"reads and writes by TMA: {unmappable(o, axis)}")
     if any(not o.layout.packed for o in desc.operands() if o.name == "bias"):
         return Support.no("bias is not promised to be packed")
-    steps = division_of(desc)[2].tiles * division_of(desc)[2].boxes if shared.of_weight(desc) else 0
-    if steps >= 2**31:
+    if (steps := division_of(desc)[2].tiles * division_of(desc)[2].boxes if shared.of_weight(desc) else 0) >= 2**31:
         return Support.no(f"{steps} steps; it counts fewer than 2**31")
     return shared.counted(desc, 1)
 
@@ -305,14 +305,14 @@ def rank(desc: Conv2dProblem, target: Target) -> float:
 def guarantee(desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:
     if shared.of_weight(desc):
         return shared.guaranteed(desc, desc.multiplicands, shared.pixels(desc), division_of(desc)[2].pieces)
-    return shared.guaranteed(desc, desc.multiplicands, _reduced(desc) * desc.taps, 1)
+    return shared.guaranteed(desc, desc.multiplicands, reduced(desc) * desc.taps, 1)
 
 
 def numerics(desc: Conv2dProblem) -> str | None:
     """Blocks of channels, and the taps of each, in their order: nothing else decides the bits of a pixel."""
     if shared.of_weight(desc):
         return None
-    how = f"{_reduced(desc)}.{desc.kernel}.{desc.stride}.{desc.dilation}".replace(" ", "")
+    how = f"{reduced(desc)}.{desc.kernel}.{desc.stride}.{desc.dilation}".replace(" ", "")
     return f"{desc.op}.wgmma.{desc.element}.{how}.{'v2' if _width(desc) == NARROW else 'v1'}"
 
 
@@ -388,7 +388,7 @@ def _ints(*numbers: int) -> tuple[Arg, ...]:
 def _holds(desc: Conv2dProblem, tile: Tile) -> bool:
     """Whether tiles are stored during the products of the next: the widest, of as many steps as columns at least."""
     axes = [{_taps(desc, axis, n)[2] for n in range(desc.stride[axis])} for axis in (0, 1)]
-    steps = -(-_reduced(desc) // CHANNELS) * min(axes[0]) * min(axes[1])
+    steps = -(-reduced(desc) // CHANNELS) * min(axes[0]) * min(axes[1])
     return desc.element.itemsize == 2 and tile.width == CHANNELS and tile.columns == 4 <= steps
 
 
@@ -396,13 +396,13 @@ def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
     """The result, or the gradient of x: with strides a launch for each remainder, which has taps of its own."""
     tile, back = tile_of(desc), shared.of_input(desc)
     result = "dx" if back else "out"
-    depth, n = _depth(desc), tile.features
+    depth, n = depth_of(desc), tile.features
     pixels, axis = (*tile.box, depth), channel_axis(desc, desc.operand("weight"))
     across = back and axis == 1
     weight = _map("weight", desc.element, (depth, 1, 1, n) if across else (n, 1, 1, depth), axis=axis)
     bias = next((o for o in desc.operands() if o.name == "bias"), None)
     boxes = tile.boxes(desc.batch, _lattice(desc))
-    tiles_n, chunks = -(-_features(desc) // n), -(-_reduced(desc) // depth)
+    tiles_n, chunks = -(-_features(desc) // n), -(-reduced(desc) // depth)
     found = []
     for first in _remainders(desc) if back else [(0, 0)]:
         args: dict[str, Arg] = {

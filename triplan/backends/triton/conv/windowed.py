@@ -20,10 +20,6 @@ from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku import PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact
 
-#: How many times as long the result takes as estimated: windows lie across lines of the cache. On an H100, of 16 to 48
-#: channels.
-ACROSS = 1.3
-
 
 def _channels(desc: Conv2dProblem) -> int:
     """Channels of a copy: TMA moves windows whose distance is a multiple of VECTOR elements."""
@@ -72,8 +68,7 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
 
 def rank(desc: Conv2dProblem, target: Target) -> float:
     """Estimated microseconds."""
-    across = 1.0 if shared.of_weight(desc) else ACROSS
-    return across * wgmma.rank(_inner(desc), target) + copies.rank(_copies(desc))
+    return wgmma.rank(_inner(desc), target) + copies.rank(_copies(desc))
 
 
 def guarantee(desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:
