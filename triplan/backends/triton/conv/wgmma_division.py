@@ -82,7 +82,7 @@ class Division:
 def candidates(rows: int, columns: int, tiles: int, tiles_filters: int, boxes: int) -> list[Division]:
     """Whole tiles; as many shares of each; or shares for all multiprocessors.
 
-    The last not of more tiles than multiprocessors: those took longer than larger tiles (H100).
+    The last not of more than twice as many tiles as multiprocessors: those took longer than larger tiles (H100).
     """
     shares = [tiles * n for n in range(1, max(min(DIVIDED_FOR // tiles, boxes), 1) + 1)]
     if tiles * boxes >= DIVIDED_FOR and tiles <= 2 * DIVIDED_FOR:  # no more lanes than boxes
