@@ -51,5 +51,6 @@ entries(
     filled=_filled,
     elements=(*wgmma.HALF, "f32"),
     weight={"elements": wgmma.HALF},
+    version=2,
     **wgmma.HOPPER,
 )

@@ -496,5 +496,6 @@ shared.register(
     numerics=numerics,
     elements=(*HALF, "f32"),
     weight={"elements": HALF},
+    version=2,
     **HOPPER,
 )

@@ -128,5 +128,6 @@ for _descriptor, _build in ((Conv2dDescriptor, build), (Conv2dBackwardWeightDesc
         guarantee=guarantee,
         numerics=numerics,
         elements=wgmma.HALF,
+        version=2,
         **wgmma.HOPPER,
     )(_build)
