@@ -124,7 +124,7 @@ def test_a_module_past_500_lines_becomes_a_folder() -> None:
 #: Lists (op, entry, module whose import registers it). A profiler sees each call of ``KernelTable.register``; the
 #: module is the nearest caller that is being imported, whatever functions of ``common`` stand in between.
 LIST_REGISTRATIONS = """
-import json, sys
+import gc, json, sys
 import pydantic, torch, triton
 found = []
 def watch(frame, event, arg):
@@ -137,6 +137,7 @@ def watch(frame, event, arg):
 sys.setprofile(watch)
 import triplan.backends
 sys.setprofile(None)
+assert gc.isenabled()  # the import switches the search for garbage off
 print(json.dumps(found))
 """
 
@@ -161,10 +162,16 @@ def test_an_entry_is_registered_in_the_module_of_its_name(op: str, name: str) ->
 
 
 def test_compiled_functions_are_in_modules_of_kernels() -> None:
-    jit = re.compile(r"^@(triton|gluon)\.jit", re.MULTILINE)
+    jit = re.compile(r"^@((triton|gluon)\.)?jit\b", re.MULTILINE)
     found = {path.relative_to(ROOT).as_posix() for path in MODULES.values() if jit.search(path.read_text())}
     others = {path for path in found if not path.endswith("_kernels.py")}
     assert others <= {"triplan/backends/triton/common/overlap.py"}
+
+
+def test_kernels_are_read_when_they_are_used() -> None:
+    """``@triton.jit`` would read a source where it is defined, and so in each import of triplan."""
+    eager = {name for name, path in MODULES.items() if re.search(r"^\s*@triton\.jit", path.read_text(), re.MULTILINE)}
+    assert not eager, "use triplan.backends.runtime.jit.jit"
 
 
 # --- imports ---

@@ -7,16 +7,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
-from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon._runtime import GluonASTSource, constexpr_function
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.language.extra import cuda
 
+from triplan.backends.runtime.jit import gluon_jit
+
+#: The decorators of ``triton.experimental.gluon``.
+gluon: Any = SimpleNamespace(jit=gluon_jit, constexpr_function=constexpr_function)
 mbarrier: Any = hopper.mbarrier
 fence_async_shared: Any = hopper.fence_async_shared
 warpgroup_mma: Any = hopper.warpgroup_mma

@@ -7,13 +7,13 @@ which has no such instruction, it is 1.
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.philox_kernels import words_of
 
 
-@triton.jit
+@jit
 def exponential(x):
     """exp(x / UNIT): 2**x in f32 (ex2.approx.ftz), e**x in f64."""
     if x.dtype == tl.float64:
@@ -21,7 +21,7 @@ def exponential(x):
     return tl.exp2(x)
 
 
-@triton.jit
+@jit
 def logarithm(x):
     """The inverse of ``exponential``."""
     if x.dtype == tl.float64:
@@ -29,13 +29,13 @@ def logarithm(x):
     return tl.log2(x)
 
 
-@triton.jit
+@jit
 def head_pointer(pointer, strides, batch, head):
     """Address of the first element of a head; ``strides`` are (batch, head, row, element), the last None for 1."""
     return pointer + batch.to(tl.int64) * strides[0] + head.to(tl.int64) * strides[1]
 
 
-@triton.jit
+@jit
 def load_tile(pointer, strides, row, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, TRANSPOSED: tl.constexpr):
     """Load rows ``row`` (n,) of a head as (n, BLOCK), or (BLOCK, n) if TRANSPOSED; 0 beyond ``rows`` and WIDTH."""
     column = tl.arange(0, BLOCK)
@@ -54,7 +54,7 @@ def load_tile(pointer, strides, row, rows, WIDTH: tl.constexpr, BLOCK: tl.conste
     return tl.load(pointer + offset, mask=inside, other=0.0)
 
 
-@triton.jit
+@jit
 def store_tile(pointer, strides, row, rows, value, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """Store ``value`` (n, BLOCK), rounded to the operand's element, to rows ``row`` (n,) of a head."""
     column = tl.arange(0, BLOCK)
@@ -64,7 +64,7 @@ def store_tile(pointer, strides, row, rows, value, WIDTH: tl.constexpr, BLOCK: t
     tl.store(at, value.to(pointer.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@jit
 def _bounds(starts, stride, segment, sequences, rows, OUTER: tl.constexpr):
     """(first row, end) of ``segment``. Segment s + 1 is sequence s; the first and the last segment hold the rows before
     and after all sequences, and are empty without OUTER.
@@ -81,13 +81,13 @@ def _bounds(starts, stride, segment, sequences, rows, OUTER: tl.constexpr):
     return first, tl.maximum(end, first)
 
 
-@triton.jit
+@jit
 def packed_tiles(rows, sequences, BLOCK: tl.constexpr):
     """Number of tiles of BLOCK rows that ``packed_tile`` knows; some may be empty. The host computes the same."""
     return rows // BLOCK + sequences + 2
 
 
-@triton.jit
+@jit
 def packed_tile(tile, starts, stride, rows, others, other_stride, other_rows, sequences, BLOCK: tl.constexpr):
     """The rows of tile number ``tile``: (offset of its segment, first row within the segment, rows of the segment,
     offset of the segment on the other side, rows there). ``starts`` divide ``rows``; ``others`` divide ``other_rows``.
@@ -110,7 +110,7 @@ def packed_tile(tile, starts, stride, rows, others, other_stride, other_rows, se
     return offset, first, own, other, tl.where(first < own, other_end - other, 0)
 
 
-@triton.jit
+@jit
 def keys_of(first, last, keys, shift, left, right, BLOCK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr):
     """(begin, end) of the keys that queries ``first`` to ``last`` see; begin is rounded down to a multiple of BLOCK.
 
@@ -125,7 +125,7 @@ def keys_of(first, last, keys, shift, left, right, BLOCK: tl.constexpr, LEFT: tl
     return start, end
 
 
-@triton.jit
+@jit
 def queries_of(first, last, queries, shift, left, right, BLOCK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr):
     """(begin, end) of the queries that see keys ``first`` to ``last``; begin is rounded down to a multiple of BLOCK."""
     start = 0
@@ -137,7 +137,7 @@ def queries_of(first, last, queries, shift, left, right, BLOCK: tl.constexpr, LE
     return start, end
 
 
-@triton.jit
+@jit
 def slope_of(slopes, stride, head, UNIT: tl.constexpr):
     """The slope of a head times UNIT; None without slopes."""
     found = None
@@ -146,7 +146,7 @@ def slope_of(slopes, stride, head, UNIT: tl.constexpr):
     return found
 
 
-@triton.jit
+@jit
 def draw_of(state, stride, dropout_p, keys, ACC: tl.constexpr):
     """What tiles draw their dropout with; None without. (seed, offset, limit, every, scale, groups of 4 keys in a row).
 
@@ -163,7 +163,7 @@ def draw_of(state, stride, dropout_p, keys, ACC: tl.constexpr):
     return found
 
 
-@triton.jit
+@jit
 def dropped_of(draw, row, first, BLOCK_K: tl.constexpr, TRANSPOSED: tl.constexpr):
     """Whether keys ``first`` (a multiple of 4) to ``first + BLOCK_K - 1`` are dropped for each query: (n, BLOCK_K), or
     (BLOCK_K, n) if TRANSPOSED. ``row`` (n,): i64, the number of a query among those of all heads and batch entries.
@@ -188,7 +188,7 @@ def dropped_of(draw, row, first, BLOCK_K: tl.constexpr, TRANSPOSED: tl.constexpr
     return found
 
 
-@triton.jit
+@jit
 def scores_of(
     product,
     query,

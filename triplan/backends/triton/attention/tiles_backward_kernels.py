@@ -7,9 +7,9 @@ keys (dq), or of the query heads of a group and their queries (dk, dv). There ar
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.attention.shared_kernels import (
     draw_of,
     dropped_of,
@@ -26,21 +26,21 @@ from triplan.backends.triton.attention.shared_kernels import (
 )
 
 
-@triton.jit
+@jit
 def load_row(pointer, strides, batch, head, query, queries, other):
     """Load one number for each ``query`` from a (batch, head, query) tensor; ``other`` beyond ``queries``."""
     at = head_pointer(pointer, strides, batch, head)
     return tl.load(at + query.to(tl.int64) * strides[2], mask=query < queries, other=other)
 
 
-@triton.jit
+@jit
 def load_lse(lse, strides, batch, head, query, queries, UNIT: tl.constexpr):
     """lse * UNIT; +inf, which makes all probabilities 0, for queries that see no key and beyond the queries."""
     found = load_row(lse, strides, batch, head, query, queries, float("inf"))
     return tl.where(found == -float("inf"), float("inf"), found * UNIT)
 
 
-@triton.jit
+@jit
 def attention_dq_kernel(
     dout,
     q,
@@ -175,7 +175,7 @@ def attention_dq_kernel(
     store_tile(head_pointer(dq, dq_strides, batch, head), dq_strides, query, queries, acc * scale, HEAD, BLOCK_D)
 
 
-@triton.jit
+@jit
 def attention_dkdv_kernel(
     dout,
     q,

@@ -8,9 +8,9 @@ tile, and a block of which the row sees no key changes nothing. So a row's bits 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.attention.shared_kernels import (
     draw_of,
     dropped_of,
@@ -28,7 +28,7 @@ from triplan.backends.triton.attention.shared_kernels import (
 from triplan.backends.triton.common.rows_kernels import finite_shift
 
 
-@triton.jit
+@jit
 def attention_tiles_kernel(
     q,
     k,

@@ -7,7 +7,6 @@ workspace that holds ds of a part of the heads and rows. dq is accumulated by on
 # mypy: ignore-errors
 # (Triton's and Gluon's languages are not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
 from triplan.backends.runtime.gluon import (
@@ -24,6 +23,7 @@ from triplan.backends.runtime.gluon import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.attention.shared_kernels import head_pointer, load_tile
 from triplan.backends.triton.attention.tiles_backward_kernels import load_lse
 from triplan.backends.triton.attention.wgmma_backward_kernels import TILE, in_order, stored_before
@@ -33,7 +33,7 @@ from triplan.backends.triton.attention.wgmma_shared_kernels import ROWS, followi
 BLOCKS = gl.constexpr(4)
 
 
-@triton.jit
+@jit
 def attention_rows_kernel(
     out,
     dout,

@@ -15,15 +15,15 @@ of COMPUTE, which is f32, or f64 for f64. No atomics: every order is fixed.
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.offsets_kernels import load_tile, store_tile
 from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.common.rows_kernels import axis_offset
 
 
-@triton.jit
+@jit
 def columns_of(channels, pixels, blocks, LAST: tl.constexpr, BLOCK: tl.constexpr):
     """(channel, pixel, which columns exist, number of the block among those of the channel's pixels).
 
@@ -45,7 +45,7 @@ def columns_of(channels, pixels, blocks, LAST: tl.constexpr, BLOCK: tl.constexpr
     return channel, pixel, live, part
 
 
-@triton.jit
+@jit
 def place(base, strides, row, channel, pixel, inner):
     """Addresses of each row [:, None] and column [None, :]."""
     if inner is None:
@@ -55,7 +55,7 @@ def place(base, strides, row, channel, pixel, inner):
     return at + axis_offset(channel, strides[1])
 
 
-@triton.jit
+@jit
 def read(base, strides, row, channel, pixel, inner, mask):
     """The elements of each row and column, 0 without ``mask``."""
     return load_tile(
@@ -63,14 +63,14 @@ def read(base, strides, row, channel, pixel, inner, mask):
     )
 
 
-@triton.jit
+@jit
 def write(base, strides, row, channel, pixel, inner, v, mask):
     """Store ``v`` as the elements of each row and column."""
     v = v.to(base.dtype.element_ty)
     store_tile(place(base, strides, row, channel, pixel, inner), v, mask, strides[1] is None or strides[2] is None)
 
 
-@triton.jit
+@jit
 def of_channel(v, LAST: tl.constexpr):
     """The sum of a tile's elements for each of its channels: [1, BLOCK], or a scalar without LAST."""
     if LAST:
@@ -80,7 +80,7 @@ def of_channel(v, LAST: tl.constexpr):
     return total
 
 
-@triton.jit
+@jit
 def step_of(a, b, v, inverse):
     """(mean, sum of squared deviations) of each place of a tile with one more element ``v``; inverse: 1 / their number
     (Welford 1962, "Note on a method for calculating corrected sums of squares and products")."""
@@ -89,7 +89,7 @@ def step_of(a, b, v, inverse):
     return mean, b + apart * (v - mean)
 
 
-@triton.jit
+@jit
 def batch_norm_statistics_kernel(
     x,
     means,
@@ -143,7 +143,7 @@ def batch_norm_statistics_kernel(
     tl.store(squares + to, square, mask=exists)
 
 
-@triton.jit
+@jit
 def next_of(running, next, channel, exists, statistic, momentum):
     """next = (1 - momentum) * running + momentum * statistic."""
     old = tl.load(running + channel, mask=exists, other=0.0).to(statistic.dtype)
@@ -151,7 +151,7 @@ def next_of(running, next, channel, exists, statistic, momentum):
     tl.store(next + channel, new.to(next.dtype.element_ty), mask=exists)
 
 
-@triton.jit
+@jit
 def batch_norm_merge_kernel(
     means,
     squares,
@@ -212,13 +212,13 @@ def batch_norm_merge_kernel(
         next_of(running_var, next_var, channel, exists, square / (total - 1.0), momentum)
 
 
-@triton.jit
+@jit
 def parameter_of(pointer, channel, exists, COMPUTE: tl.constexpr):
     """One number for each channel."""
     return tl.load(pointer + channel, mask=exists, other=0.0, eviction_policy="evict_last").to(COMPUTE)
 
 
-@triton.jit
+@jit
 def batch_norm_apply_kernel(
     x,
     out,
@@ -283,7 +283,7 @@ def batch_norm_apply_kernel(
         write(out, out_strides, row, channel, pixel, inner, v, mask)
 
 
-@triton.jit
+@jit
 def passed_on(g, out, strides, row, channel, pixel, inner, mask):
     """g where ``out``, the result of relu, is positive or NaN, and 0 elsewhere; g if ``out`` is absent."""
     if out is not None:
@@ -292,7 +292,7 @@ def passed_on(g, out, strides, row, channel, pixel, inner, mask):
     return g
 
 
-@triton.jit
+@jit
 def batch_norm_sums_kernel(
     dout,
     x,
@@ -356,7 +356,7 @@ def batch_norm_sums_kernel(
     tl.store(projections + to, of_channel(b, LAST), mask=exists)
 
 
-@triton.jit
+@jit
 def batch_norm_fold_kernel(
     totals,
     projections,
@@ -401,7 +401,7 @@ def batch_norm_fold_kernel(
         tl.store(projection + channel, b / count, mask=exists)
 
 
-@triton.jit
+@jit
 def batch_norm_gradient_kernel(
     dout,
     x,

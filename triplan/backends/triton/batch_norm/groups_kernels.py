@@ -13,15 +13,15 @@ of a parameter's element, or absent. ``pixels``: as ``quotient`` has it.
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.batch_norm.channels_kernels import step_of
 from triplan.backends.triton.common.offsets_kernels import quotient
 from triplan.backends.triton.common.overlap import begin
 
 
-@triton.jit
+@jit
 def of_elements(pointer, row, col, mask, groups, per, pixels, COMPUTE: tl.constexpr):
     """The weight or bias of the elements ``col`` [1, BLOCK] of each row [ROWS, 1]. ``per``: None for 1."""
     if per is None:
@@ -32,7 +32,7 @@ def of_elements(pointer, row, col, mask, groups, per, pixels, COMPUTE: tl.conste
     return v.to(COMPUTE)
 
 
-@triton.jit
+@jit
 def group_norm_kernel(
     x,
     out,
@@ -89,7 +89,7 @@ def group_norm_kernel(
         tl.store(out + start + col, v.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@jit
 def terms(dout, x, weight, m, r, row, start, col, mask, groups, per, pixels, COMPUTE: tl.constexpr):
     """(g, hat) of the elements ``col`` of each row, which begins at ``start``; 0 and any without ``mask``."""
     g = tl.load(dout + start + col, mask=mask, other=0.0).to(COMPUTE)
@@ -98,7 +98,7 @@ def terms(dout, x, weight, m, r, row, start, col, mask, groups, per, pixels, COM
     return g, (tl.load(x + start + col, mask=mask, other=0.0).to(COMPUTE) - m) * r
 
 
-@triton.jit
+@jit
 def group_norm_partials_kernel(
     dout,
     x,
@@ -135,7 +135,7 @@ def group_norm_partials_kernel(
     tl.store(shares + to, tl.sum(b, 0))
 
 
-@triton.jit
+@jit
 def group_norm_parts_kernel(
     dout,
     x,
@@ -173,7 +173,7 @@ def group_norm_parts_kernel(
         tl.store(dx + start + col, ((g - shift - hat * share) * r).to(dx.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@jit
 def group_norm_gradient_kernel(
     dout,
     x,

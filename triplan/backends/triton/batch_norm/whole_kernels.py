@@ -8,14 +8,14 @@ Formulas, tiles and operands are those of ``channels``; tiles lie one after anot
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.batch_norm.channels_kernels import of_channel, parameter_of, passed_on, read, write
 from triplan.backends.triton.common.overlap import begin
 
 
-@triton.jit
+@jit
 def position(step, rows, exists, pixels, across, LAST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """(row, pixel, which exist) of tile number ``step`` of channels, of which ``exists`` says the same."""
     row = step // across * ROWS + tl.arange(0, ROWS)[:, None]
@@ -27,7 +27,7 @@ def position(step, rows, exists, pixels, across, LAST: tl.constexpr, ROWS: tl.co
     return row, pixel, exists & (row < rows) & (pixel < pixels)
 
 
-@triton.jit
+@jit
 def batch_norm_whole_kernel(
     dout,
     x,

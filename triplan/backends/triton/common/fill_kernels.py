@@ -3,13 +3,13 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.offsets_kernels import unravel
 
 
-@triton.jit
+@jit
 def fill_kernel(
     out, numel, sizes, strides, VALUE: tl.constexpr, POINT_TYPE: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -25,7 +25,7 @@ def fill_kernel(
         tl.store(out + unravel(point, sizes, strides), value, mask=point < numel)
 
 
-@triton.jit
+@jit
 def fold_kernel(
     sums,
     out,

@@ -3,16 +3,16 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.descriptors import fields
 
 #: Value of ``status`` if no index is bad: larger than any position.
 NO_BAD_INDEX = tl.constexpr(fields.NO_BAD_INDEX)
 
 
-@triton.jit
+@jit
 def resolve(index, extent, live, WRAP: tl.constexpr, CLAMP: tl.constexpr):
     """(position, inside): the position along an axis of ``extent`` elements, and whether it may be read or written.
 
@@ -29,7 +29,7 @@ def resolve(index, extent, live, WRAP: tl.constexpr, CLAMP: tl.constexpr):
     return index, inside
 
 
-@triton.jit
+@jit
 def report(status, bad, position):
     """status = min(status, position where ``bad``).
 

@@ -9,9 +9,10 @@ computed as i8. ``accuracy.py`` has the errors.
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 from triton.language.extra import libdevice
+
+from triplan.backends.runtime.jit import jit
 
 #: Functions that are Python operators.
 OPERATORS = dict(
@@ -31,13 +32,13 @@ NATIVE = {
 # --- what libdevice flushes ---
 
 
-@triton.jit
+@jit
 def _is_subnormal(x):
     """Whether x is a subnormal f32. Triton compiles libdevice to flush these, which is wrong at a pole or jump at 0."""
     return (tl.abs(x) < 1.1754943508222875e-38) & (x.dtype == tl.float32)
 
 
-@triton.jit
+@jit
 def _normal(x):
     return tl.where(_is_subnormal(x), x * 16777216.0, x)
 
@@ -47,21 +48,21 @@ def _normal(x):
 # --- arithmetic ---
 
 
-@triton.jit
+@jit
 def div(x, y):
     # ``/`` of f32 is div.full.f32, which has an error of 2 ulp and gives 0 for divisors beyond 2**126.
     return tl.div_rn(x, y) if x.dtype == tl.float32 else x / y
 
 
-@triton.jit
+@jit
 def abs(x): return tl.where(x < 0, -x, x) if x.dtype.is_int() else tl.abs(x)
-@triton.jit
+@jit
 def sign(x): return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
-@triton.jit
+@jit
 def reciprocal(x): return div(tl.full((), 1, x.dtype), x)
 
 
-@triton.jit
+@jit
 def truncate_divide(x, y):
     """x / y rounded towards 0. Integers divided by 0 give 0."""
     if x.dtype.is_int():
@@ -71,7 +72,7 @@ def truncate_divide(x, y):
     return found
 
 
-@triton.jit
+@jit
 def floor_divide(x, y):
     """x / y rounded down; for floats from the remainder, as in torch, because x / y may round up to an integer."""
     if x.dtype.is_int():
@@ -89,13 +90,13 @@ def floor_divide(x, y):
     return found
 
 
-@triton.jit
+@jit
 def _some(found):
     """Whether any of ``found`` is true: in the whole program, so that it may branch."""
     return tl.max(found.to(tl.int32)) > 0 if found.type.is_block() else found
 
 
-@triton.jit
+@jit
 def fmod(x, y):
     """x - y * trunc(x / y), exactly.
 
@@ -119,38 +120,38 @@ def fmod(x, y):
     return found
 
 
-@triton.jit
+@jit
 def remainder(x, y):
     """x - y * floor(x / y), which has the sign of y."""
     rest = fmod(x, y)
     return tl.where((rest != 0) & ((y < 0) != (rest < 0)), rest + y, rest)
 
 
-@triton.jit
+@jit
 def maximum(x, y): return tl.where((x >= y) | (x != x), x, y)
-@triton.jit
+@jit
 def minimum(x, y): return tl.where((x <= y) | (x != x), x, y)
-@triton.jit
+@jit
 def fmax(x, y): return tl.where((x >= y) | (y != y), x, y)
-@triton.jit
+@jit
 def fmin(x, y): return tl.where((x <= y) | (y != y), x, y)
 
 # --- roots, exponentials, logarithms ---
-@triton.jit
+@jit
 def sqrt(x): return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
-@triton.jit
+@jit
 def rsqrt(x): return reciprocal(sqrt(x))
-@triton.jit
+@jit
 def short_exp(x): return tl.exp(x)
-@triton.jit
+@jit
 def log(x): return libdevice.log(_normal(x)) - tl.where(_is_subnormal(x), 16.635532333438686, 0.0)
-@triton.jit
+@jit
 def log2(x): return libdevice.log2(_normal(x)) - tl.where(_is_subnormal(x), 24.0, 0.0)
-@triton.jit
+@jit
 def log10(x): return libdevice.log10(_normal(x)) - tl.where(_is_subnormal(x), 7.224719895935548, 0.0)
 
 
-@triton.jit
+@jit
 def pow(x, y):
     if x.dtype.is_int():
         # Modulo 2**bits, by squaring. For a negative exponent the result is 1 / x**-y rounded towards 0.
@@ -168,17 +169,17 @@ def pow(x, y):
     return found
 
 
-@triton.jit
+@jit
 def xlogy(x, y): return tl.where((x == 0) & (y == y), 0.0, x * log(y))
 
 # --- special functions ---
-@triton.jit
+@jit
 def normal_cdf(x):
     """The cumulative distribution function of the standard normal; erfc keeps the tail's relative accuracy."""
     return 0.5 * libdevice.erfc(x * -0.7071067811865476)
 
 
-@triton.jit
+@jit
 def short_normal_cdf(x):
     """exp(-x**2 / 2) * P(t) with t = 1 / (1 + 0.38 |x|) for x < 0, and 1 - short_normal_cdf(-x) for x >= 0.
 
@@ -193,58 +194,58 @@ def short_normal_cdf(x):
     return tl.where(x < 0, tail, 1 - tail)
 
 
-@triton.jit
+@jit
 def sigmoid(x): return reciprocal(1 + libdevice.exp(-x))
 
 
-@triton.jit
+@jit
 def short_sigmoid(x):
     # fast_dividef gives 0 for divisors beyond 2**126, where the exact result is subnormal.
     return libdevice.fast_dividef(tl.full(x.shape, 1.0, tl.float32), 1 + tl.exp(-x))
 
 
-@triton.jit
+@jit
 def log1pexp(x):
     """log(1 + exp(x)) without overflow."""
     return tl.where(x > 0, x, 0) + libdevice.log1p(libdevice.exp(-tl.abs(x)))
 
 # --- rounding, tests ---
-@triton.jit
+@jit
 def floor(x): return x if x.dtype.is_int() else tl.where(_is_subnormal(x) & (x < 0), -1.0, tl.floor(x))
-@triton.jit
+@jit
 def ceil(x): return x if x.dtype.is_int() else tl.where(_is_subnormal(x) & (x > 0), 1.0, tl.ceil(x))
-@triton.jit
+@jit
 def round(x): return x if x.dtype.is_int() else libdevice.rint(x)
-@triton.jit
+@jit
 def trunc(x): return x if x.dtype.is_int() else libdevice.trunc(x)
-@triton.jit
+@jit
 def isnan(x): return x != x
-@triton.jit
+@jit
 def isinf(x): return (x * 0 != 0) & (x == x)
-@triton.jit
+@jit
 def isfinite(x): return x * 0 == 0
-@triton.jit
+@jit
 def logical_not(x): return x == 0
 
 # --- bits ---
-@triton.jit
+@jit
 def bitwise_not(x): return x ^ (x * 0 - 1)
 
 
-@triton.jit
+@jit
 def bitwise_left_shift(x, y):
     """x << y; 0 for counts outside the width, where the hardware's result is undefined."""
     inside = (y >= 0) & (y < x.dtype.primitive_bitwidth)
     return tl.where(inside, x << tl.where(inside, y, 0), 0)
 
 
-@triton.jit
+@jit
 def bitwise_right_shift(x, y):
     """x >> y, with sign extension; for counts outside the width, every bit is the sign bit."""
     inside = (y >= 0) & (y < x.dtype.primitive_bitwidth)
     return x >> tl.where(inside, y, x.dtype.primitive_bitwidth - 1).to(x.dtype)
 
 # --- selection ---
-@triton.jit
+@jit
 def clamp(x, y, z): return minimum(maximum(x, y), z)
 # fmt: on

@@ -3,11 +3,12 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 
-@triton.jit
+
+@jit
 def quotient(point, by):
     """point // by[0]; by: (size, multiplier, shift), as the host's ``divisor`` has them."""
     if point.dtype.primitive_bitwidth == 64:
@@ -19,7 +20,7 @@ def quotient(point, by):
     return found
 
 
-@triton.jit
+@jit
 def unravel(point, sizes, strides):
     """sum(i[d] * strides[d]), where i are the coordinates of ``point``, numbered row-major over ``sizes``.
 
@@ -37,7 +38,7 @@ def unravel(point, sizes, strides):
     return offset
 
 
-@triton.jit
+@jit
 def tile_start(rows, columns, POINT_TYPE, BLOCK_ROWS, BLOCK_COLUMNS):
     """(first row, first column) of the program's tile; tiles of the same rows follow each other.
 
@@ -52,7 +53,7 @@ def tile_start(rows, columns, POINT_TYPE, BLOCK_ROWS, BLOCK_COLUMNS):
     return first_row, tile.to(POINT_TYPE) * BLOCK_COLUMNS
 
 
-@triton.jit
+@jit
 def load_tile(at, mask, other, ALONG: tl.constexpr):
     """The values at addresses ``at`` [rows, columns]. ALONG: whether the compiler knows that columns are contiguous.
 
@@ -67,7 +68,7 @@ def load_tile(at, mask, other, ALONG: tl.constexpr):
     return found
 
 
-@triton.jit
+@jit
 def store_tile(at, value, mask, ALONG: tl.constexpr):
     """Store ``value`` [rows, columns] to the addresses ``at``; see ``load_tile``."""
     if ALONG:

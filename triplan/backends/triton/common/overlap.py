@@ -6,12 +6,13 @@ Relies on ``gdc_wait`` and ``gdc_launch_dependents`` of ``triton.language.extra.
 # mypy: ignore-errors
 # (Triton's language is not typed; this body is compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from triplan.backends.runtime.jit import jit
 
-@triton.jit
+
+@jit
 def begin(OVERLAPS: tl.constexpr):
     """Allow the next launch to start, then wait until the previous one has ended. Kernels call it first.
 

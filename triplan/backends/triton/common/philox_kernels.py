@@ -8,17 +8,18 @@ are those of every GPU.
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 
-@triton.jit
+
+@jit
 def as_i64(x):
     """A scalar as i64: in the interpreter it is as narrow as its value."""
     return tl.full((), x, tl.int64)
 
 
-@triton.jit
+@jit
 def state_of(state):
     """(seed, offset) as i64 scalars, of state = (address, seed, offset, place).
 
@@ -31,7 +32,7 @@ def state_of(state):
     return seed, tl.load(address + 1, mask=loaded, other=as_i64(offset))
 
 
-@triton.jit
+@jit
 def keep(state):
     """Write seed and offset to the address in ``state``, if it says so, in the first program."""
     address, seed, offset, place = state
@@ -40,7 +41,7 @@ def keep(state):
     tl.store(address + 1, as_i64(offset), mask=is_kept)
 
 
-@triton.jit
+@jit
 def words_of(seed, offset, counter):
     """The four u32 words of each ``counter`` (i64, of any shape) in the stream of i64 scalars ``seed`` and ``offset``.
 
@@ -59,7 +60,7 @@ def words_of(seed, offset, counter):
     return c0, c1, c2, c3
 
 
-@triton.jit
+@jit
 def polynomial(x, COEFFICIENTS):
     """sum(COEFFICIENTS[i] * x**(n - 1 - i)), by Horner's rule in x's type. COEFFICIENTS: a tuple of n numbers."""
     found = tl.full(x.shape, COEFFICIENTS[0], x.dtype)
@@ -68,7 +69,7 @@ def polynomial(x, COEFFICIENTS):
     return found
 
 
-@triton.jit
+@jit
 def _minus_log_f32(word, SHORT: tl.constexpr):
     """-log(u), u = (word + 1/2) * 2**-32, within 3 ulp; SHORT: with a relative error below 2**-16, for 16-bit results.
 
@@ -101,7 +102,7 @@ def _minus_log_f32(word, SHORT: tl.constexpr):
     return tl.fma(exponent.to(tl.float32), -8.262958294867817e-08, f * p)  # log(2) * 2**-23
 
 
-@triton.jit
+@jit
 def minus_log(word, SHORT: tl.constexpr = False):
     """-log(u), u in (0, 1): the middle of the interval of 2**-32 that ``word`` numbers, or of 2**-52 for 64-bit words.
 

@@ -19,6 +19,8 @@ is one index into all outer dimensions. Every kernel takes
 import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
+
 #: log2(e)
 LOG2_E = tl.constexpr(1.4426950408889634)
 #: Whether a kernel with reductions stays one basic block, in which ptxas keeps a value rather than compute it twice.
@@ -29,7 +31,7 @@ ONE_BASIC_BLOCK = tl.constexpr(not triton.__version__.startswith("3.6."))
 # --- addresses ---
 
 
-@triton.jit
+@jit
 def axis_offset(position, stride):
     """position * stride, where a stride of None is 1.
 
@@ -41,7 +43,7 @@ def axis_offset(position, stride):
     return offset
 
 
-@triton.jit
+@jit
 def outer_offset(outer, sizes, strides):
     """Offset of outer point number ``outer``, numbered row-major over ``sizes``; 0 if there are no outer dimensions.
 
@@ -55,19 +57,19 @@ def outer_offset(outer, sizes, strides):
     return offset
 
 
-@triton.jit
+@jit
 def row_pointers(pointer, strides, outer, sizes, lane):
     """Addresses of the first elements of the rows at ``outer`` and ``lane``, which broadcast against each other."""
     return pointer + outer_offset(outer, sizes, strides[0]) + axis_offset(lane, strides[1])
 
 
-@triton.jit
+@jit
 def element_pointers(pointer, strides, outer, sizes, lane, col):
     """Addresses of the elements ``col`` of the rows at ``outer`` and ``lane``; all three broadcast."""
     return row_pointers(pointer, strides, outer, sizes, lane) + axis_offset(col, strides[2])
 
 
-@triton.jit
+@jit
 def outer_and_lane(row, sizes, lanes):
     """(outer point, lane) of row number ``row``, numbered row-major; without outer dimensions the first is not used."""
     outer = row
@@ -78,7 +80,7 @@ def outer_and_lane(row, sizes, lanes):
     return outer, lane
 
 
-@triton.jit
+@jit
 def group_start(group, blocks, lanes, sizes, ROWS: tl.constexpr):
     """(outer point, first lane) of group number ``group`` of ROWS rows; each outer point has ``blocks`` groups.
 
@@ -91,7 +93,7 @@ def group_start(group, blocks, lanes, sizes, ROWS: tl.constexpr):
     return outer, group.to(lanes.dtype) * ROWS
 
 
-@triton.jit
+@jit
 def group_lanes(group, blocks, lanes, sizes, ROWS: tl.constexpr):
     """(outer point, lanes [ROWS, 1]) of group number ``group``, as in ``group_start``."""
     outer, first = group_start(group, blocks, lanes, sizes, ROWS)
@@ -101,7 +103,7 @@ def group_lanes(group, blocks, lanes, sizes, ROWS: tl.constexpr):
 # --- maths ---
 
 
-@triton.jit
+@jit
 def exponential(v):
     """exp(v) of floats of any shape.
 
@@ -112,13 +114,13 @@ def exponential(v):
     return tl.exp2(v * LOG2_E)
 
 
-@triton.jit
+@jit
 def finite_shift(top):
     """What to subtract before an exponential: the maximum ``top``, or 0 where it is -inf, as -inf - -inf is NaN."""
     return tl.where(top == -float("inf"), 0.0, top)
 
 
-@triton.jit
+@jit
 def accumulate_softmax(v, top, total, keep_dims: tl.constexpr):
     """(top, total) of VEC neighbouring columns each, with a block ``v`` [ROWS, COLS, VEC] accumulated.
 
@@ -134,7 +136,7 @@ def accumulate_softmax(v, top, total, keep_dims: tl.constexpr):
     return new, scaled + tl.sum(exponential(v - shift), 2, keep_dims=keep_dims)
 
 
-@triton.jit
+@jit
 def merge_softmax(tops, totals, axis: tl.constexpr, keep_dims: tl.constexpr):
     """top = max(tops), total = sum(totals * exp(tops - top)) along ``axis``."""
     top = tl.max(tops, axis, keep_dims=keep_dims)
@@ -144,7 +146,7 @@ def merge_softmax(tops, totals, axis: tl.constexpr, keep_dims: tl.constexpr):
     return top, tl.sum(totals * exponential(tops - shift), axis, keep_dims=keep_dims)
 
 
-@triton.jit
+@jit
 def store_softmax_part(v, tops, totals):
     """top = max(v), total = sum(exp(v - top)) of this program's block ``v``, for ``merge_softmax_parts``."""
     top = tl.max(v, 0)
@@ -152,7 +154,7 @@ def store_softmax_part(v, tops, totals):
     tl.store(totals + tl.program_id(0), tl.sum(exponential(v - finite_shift(top)), 0))
 
 
-@triton.jit
+@jit
 def merge_softmax_parts(tops, totals, row, blocks, BLOCKS: tl.constexpr):
     """(top, total) of row number ``row``: top = max(tops), total = sum(totals * exp(tops - top)).
 
@@ -166,7 +168,7 @@ def merge_softmax_parts(tops, totals, row, blocks, BLOCKS: tl.constexpr):
     return merge_softmax(part_tops, part_totals, 0, False)
 
 
-@triton.jit
+@jit
 def rematerialize(v, OPAQUE: tl.constexpr = False):
     """A copy of ``v``, of 16-bit elements, that the compiler takes for a new value.
 

@@ -3,11 +3,12 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 
-@triton.jit
+
+@jit
 def chunk_of(chunks, sizes, CHUNK: tl.constexpr, PARTS: tl.constexpr = 1):
     """(tensor, first element, elements from there to the tensor's end) of this program's chunk, or part of a chunk.
 
@@ -21,13 +22,13 @@ def chunk_of(chunks, sizes, CHUNK: tl.constexpr, PARTS: tl.constexpr = 1):
     return tensor, first, tl.load(sizes + tensor) - first
 
 
-@triton.jit
+@jit
 def shift_of(address, TYPE: tl.constexpr):
     """Elements of TYPE by which ``address`` lies behind a multiple of 128 bytes, a line of the cache."""
     return (address % 128).to(tl.int32) // (TYPE.primitive_bitwidth // 8)
 
 
-@triton.jit
+@jit
 def shifted(address, shift, TYPE: tl.constexpr):
     """The address of ``shift`` elements of TYPE before ``address``.
 
@@ -37,19 +38,19 @@ def shifted(address, shift, TYPE: tl.constexpr):
     return address - shift * (TYPE.primitive_bitwidth // 8)
 
 
-@triton.jit
+@jit
 def shifted_count(rest, shift, CHUNK: tl.constexpr):
     """Elements of a chunk of shifted ones, of which ``rest`` would be left from its first: the last chunk is longer."""
     return tl.where(rest <= CHUNK, rest + shift, CHUNK).to(tl.int32)
 
 
-@triton.jit
+@jit
 def address_of(addresses, stream: tl.constexpr, tensor, tensors):
     """addresses: i64 [streams, tensors]."""
     return tl.load(addresses + stream * tensors + tensor)
 
 
-@triton.jit
+@jit
 def read_stream(address, offset, mask, TYPE: tl.constexpr, WHOLE: tl.constexpr):
     """Elements of TYPE at ``address``. WHOLE: the address is a multiple of 16 and the mask is true.
 
@@ -63,13 +64,13 @@ def read_stream(address, offset, mask, TYPE: tl.constexpr, WHOLE: tl.constexpr):
     return x
 
 
-@triton.jit
+@jit
 def load_stream(address, offset, mask, TYPE: tl.constexpr, WHOLE: tl.constexpr):
     """What ``read_stream`` reads, as f32."""
     return read_stream(address, offset, mask, TYPE, WHOLE).to(tl.float32)
 
 
-@triton.jit
+@jit
 def store_stream(address, offset, value, mask, TYPE: tl.constexpr, WHOLE: tl.constexpr):
     """The store of what ``read_stream`` reads."""
     pointer = address.to(tl.pointer_type(TYPE))

@@ -3,13 +3,13 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.conv.shared_kernels import first, offset, within
 
 
-@triton.jit
+@jit
 def conv2d_weight_columns_kernel(
     x,
     dout,

@@ -12,6 +12,7 @@ taps are unrolled, so that all loads wait together and no tap is divided into it
 import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.conv.shared_kernels import offset, within
 
 
@@ -45,7 +46,7 @@ def result_of(tap, down, along, dilations, taps, strides, results):
     return place(down - row, along - column, strides, results)
 
 
-@triton.jit
+@jit
 def lanes_of(lane, of_channels, block, groups):
     """(group of columns, channel) of each lane: ``block`` adjacent channels, or (None) all groups of a channel."""
     if block is None:
@@ -54,7 +55,7 @@ def lanes_of(lane, of_channels, block, groups):
         return lane // block, of_channels * block + lane % block
 
 
-@triton.jit
+@jit
 def columns_from(at, column, inside, step, COUNT: tl.constexpr):
     """(addresses, columns) of COUNT columns from ``column`` on; what is not ``inside`` has column 2**30 or later."""
     found = ((at + offset(column, step), tl.where(inside, column, 2**30)),)
@@ -63,7 +64,7 @@ def columns_from(at, column, inside, step, COUNT: tl.constexpr):
     return found
 
 
-@triton.jit
+@jit
 def read(column, plane, row, stride, rows, columns, ACC: tl.constexpr):
     """What a column (of ``columns_from``) has in a row of the image that begins at ``plane``; 0 outside of it.
 
@@ -74,7 +75,7 @@ def read(column, plane, row, stride, rows, columns, ACC: tl.constexpr):
     return tl.load(at + (plane + offset(row, stride)), mask=found, other=0.0).to(ACC)
 
 
-@triton.jit
+@jit
 def load_taps(weight, channel, inside, strides, tap_row, tap_column, ROWS: tl.constexpr, TAPS: tl.constexpr, ACC):
     """A tuple of ROWS by TAPS taps of each channel."""
     weight += offset(channel, strides[0])
@@ -86,7 +87,7 @@ def load_taps(weight, channel, inside, strides, tap_row, tap_column, ROWS: tl.co
     return found
 
 
-@triton.jit
+@jit
 def add_row(
     acc,
     weights,
@@ -125,7 +126,7 @@ def add_row(
     return acc
 
 
-@triton.jit
+@jit
 def conv2d_depthwise_kernel(
     source,
     weight,
@@ -246,7 +247,7 @@ def conv2d_depthwise_kernel(
                     tl.store(at, value.to(out.dtype.element_ty), mask=found & (top + line < rows))
 
 
-@triton.jit
+@jit
 def add_lines(
     acc,
     g,
@@ -276,7 +277,7 @@ def add_lines(
     return acc
 
 
-@triton.jit
+@jit
 def load_lines(columns, plane, row, stride, inside, LINES: tl.constexpr, ACROSS: tl.constexpr, ACC: tl.constexpr):
     """A tuple of LINES rows of ACROSS ``columns``, from ``row`` on."""
     found = ()
@@ -287,7 +288,7 @@ def load_lines(columns, plane, row, stride, inside, LINES: tl.constexpr, ACROSS:
     return found
 
 
-@triton.jit
+@jit
 def conv2d_depthwise_weight_kernel(
     x,
     dout,

@@ -3,20 +3,20 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.conv.shared_kernels import offset, within
 
 
-@triton.jit
+@jit
 def tap_for(at, dilation, taps):
     """(r, whether there is a tap r) with ``r * dilation`` = ``at``."""
     return at // dilation, (at >= 0) & (at % dilation == 0) & (at // dilation < taps)
 
 
-@triton.jit
+@jit
 def conv2d_interleave_kernel(
     weight,
     out,
@@ -60,7 +60,7 @@ def conv2d_interleave_kernel(
     tl.store(out + at, tl.load(weight + place, mask=found, other=0.0), mask=at < elements)
 
 
-@triton.jit
+@jit
 def summed(
     dout,
     weight,
@@ -105,7 +105,7 @@ def summed(
     return acc
 
 
-@triton.jit
+@jit
 def conv2d_separate_kernel(
     source,
     dout,

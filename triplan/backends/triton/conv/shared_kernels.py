@@ -3,29 +3,30 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 
-@triton.jit
+
+@jit
 def offset(index, stride):
     """``index * stride`` in i64; a ``stride`` of None is 1."""
     return tl.cast(index, tl.int64) if stride is None else tl.cast(index, tl.int64) * stride
 
 
-@triton.jit
+@jit
 def first(index, stride, padding):
     """The row (or column) of x that tap 0 reads for a result; a ``stride`` of None is 1."""
     return (index if stride is None else index * stride) - padding
 
 
-@triton.jit
+@jit
 def within(index, extent):
     """Whether 0 <= ``index`` < ``extent``, of i32: below 0 it is unsigned larger than any extent."""
     return index.to(tl.uint32) < tl.cast(extent, tl.uint32)
 
 
-@triton.jit
+@jit
 def position(at, tap, dilation, stride, extent, TRANSPOSED: tl.constexpr):
     """The row (or column) that a tap of the filters reads, and whether there is one.
 
@@ -43,7 +44,7 @@ def position(at, tap, dilation, stride, extent, TRANSPOSED: tl.constexpr):
     return found, inside
 
 
-@triton.jit
+@jit
 def store_weight(out, out_strides, at, sums, inside, channels, kept, kernel_rows, kernel_columns):
     """out (filter, channel, tap row, tap column) = ``sums``, of the elements ``at`` of (filter, tap row, tap column,
     channel), packed.
@@ -60,7 +61,7 @@ def store_weight(out, out_strides, at, sums, inside, channels, kept, kernel_rows
     tl.store(out + place, sums.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@jit
 def conv2d_fold_kernel(
     parts,
     out,
@@ -90,7 +91,7 @@ def conv2d_fold_kernel(
     store_weight(out, out_strides, at, acc, inside, channels, None, kernel_rows, kernel_columns)
 
 
-@triton.jit
+@jit
 def conv2d_fold_pieces_kernel(
     parts,
     out,

@@ -7,13 +7,13 @@ channel that is summed ("implicit GEMM"; Chetlur et al., cuDNN, arXiv 1410.0759)
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.conv.shared_kernels import first, offset, position
 
 
-@triton.jit
+@jit
 def first_tap(at, dilation, stride, period):
     """The first tap r of ``period`` with (at - r * dilation) divisible by ``stride``; beyond all if there is none."""
     found = at * 0 + 2**30
@@ -23,7 +23,7 @@ def first_tap(at, dilation, stride, period):
     return found
 
 
-@triton.jit
+@jit
 def conv2d_tiles_kernel(
     source,
     weight,
@@ -143,7 +143,7 @@ def conv2d_tiles_kernel(
     tl.store(at, acc.to(out.dtype.element_ty), mask=in_pixels & in_features)
 
 
-@triton.jit
+@jit
 def conv2d_weight_kernel(
     x,
     dout,

@@ -3,13 +3,13 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.offsets_kernels import store_tile, tile_start, unravel
 
 
-@triton.jit
+@jit
 def _numbers(start, step, at, NUMBER_TYPE, CAST, OUT):
     """start + at * step in NUMBER_TYPE, as OUT; start if ``step`` is None. CAST: see ``moves_kernels.converted``."""
     value = tl.full(at.shape, start, NUMBER_TYPE)
@@ -22,13 +22,13 @@ def _numbers(start, step, at, NUMBER_TYPE, CAST, OUT):
     return value.to(OUT)
 
 
-@triton.jit
+@jit
 def _row_offset(row, sizes, strides):
     """See ``unravel``; 0 where there is one row."""
     return (row * 0).to(tl.int64) if sizes is None else unravel(row, sizes, strides)
 
 
-@triton.jit
+@jit
 def numbers_kernel(
     start,
     step,

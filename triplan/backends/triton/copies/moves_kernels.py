@@ -3,16 +3,16 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.offsets_kernels import quotient
 
 #: Maps of positions along a dimension; 0 is the identity. Numbers, because Triton takes no tuples of strings.
 FLIP, ROLL, PAD = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 
 
-@triton.jit
+@jit
 def source(i, dim, MAP: tl.constexpr):
     """The position in x, along one dimension, that out's position ``i`` reads. ``dim``: (size, amount, extent, ...)."""
     at = i
@@ -26,7 +26,7 @@ def source(i, dim, MAP: tl.constexpr):
     return at
 
 
-@triton.jit
+@jit
 def is_inside(at, dim, MAP: tl.constexpr):
     """Whether position ``at`` lies within x."""
     found = at == at
@@ -35,7 +35,7 @@ def is_inside(at, dim, MAP: tl.constexpr):
     return found
 
 
-@triton.jit
+@jit
 def place(point, dims, MAPS: tl.constexpr):
     """(offset in x, offset in out, whether the position lies within x) of ``point``, numbered row-major over ``dims``.
 
@@ -58,7 +58,7 @@ def place(point, dims, MAPS: tl.constexpr):
     return x_at, out_at, inside
 
 
-@triton.jit
+@jit
 def outside(x, value, VALUE_TYPE: tl.constexpr):
     """What is written where x has no element, in the type in which x is read: 0, or ``value`` as VALUE_TYPE."""
     element: tl.constexpr = x.dtype.element_ty
@@ -75,7 +75,7 @@ def outside(x, value, VALUE_TYPE: tl.constexpr):
     return found
 
 
-@triton.jit
+@jit
 def converted(value, out, CAST: tl.constexpr):
     """``value`` converted to out's element. CAST: "none", "bool" (held as i8), "f32" (by way of f32) or "direct"."""
     if CAST == "bool":

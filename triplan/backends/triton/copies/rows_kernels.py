@@ -3,14 +3,14 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.offsets_kernels import load_tile, quotient, store_tile, tile_start
 from triplan.backends.triton.copies.moves_kernels import converted, is_inside, outside, place, source
 
 
-@triton.jit
+@jit
 def rows_kernel(
     x,
     value,

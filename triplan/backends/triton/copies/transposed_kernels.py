@@ -3,13 +3,13 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.copies.moves_kernels import converted, is_inside, outside, place, source
 
 
-@triton.jit
+@jit
 def transposed_kernel(
     x,
     value,

@@ -3,11 +3,12 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 
-@triton.jit
+
+@jit
 def _block(inputs, scalars, outputs, point, live, FUNCTION, STRIDES):
     values = ()
     for i in tl.static_range(len(inputs)):
@@ -20,7 +21,7 @@ def _block(inputs, scalars, outputs, point, live, FUNCTION, STRIDES):
         tl.store(outputs[i] + point, results[i], mask=live)
 
 
-@triton.jit
+@jit
 def flat_kernel(
     inputs,
     scalars,

@@ -3,13 +3,13 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.offsets_kernels import tile_start, unravel
 
 
-@triton.jit
+@jit
 def rows_kernel(
     inputs,
     scalars,

@@ -3,24 +3,24 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.offsets_kernels import unravel
 
 
-@triton.jit
+@jit
 def _steps(index, stride, KIND: tl.constexpr):
     """index * stride; KIND is the stride if that is a constant, else None."""
     return index * stride if KIND is None else index * KIND
 
 
-@triton.jit
+@jit
 def _offset(base, row, column, across, along, ROW_STRIDE, COLUMN_STRIDE):
     return base + _steps(row, across, ROW_STRIDE) + _steps(column, along, COLUMN_STRIDE)
 
 
-@triton.jit
+@jit
 def transposed_kernel(
     inputs,
     scalars,

@@ -3,14 +3,14 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.gemm.tiles_kernels import epilogue
 
 
-@triton.jit
+@jit
 def dots(x, y, row, rows, first, end, xr, xk, yk, DEPTH: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr):
     """The sums of x[row, p] * y[p] over first <= p < end, in element ACC: (ROWS,).
 
@@ -28,7 +28,7 @@ def dots(x, y, row, rows, first, end, xr, xk, yk, DEPTH: tl.constexpr, ROWS: tl.
     return tl.sum(acc, 1)
 
 
-@triton.jit
+@jit
 def gemv_kernel(
     x,
     y,
@@ -97,7 +97,7 @@ def gemv_kernel(
         )  # fmt: skip
 
 
-@triton.jit
+@jit
 def gemv_pieces_kernel(
     x,
     y,

@@ -3,14 +3,14 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.gemm.tiles_kernels import epilogue
 
 
-@triton.jit
+@jit
 def outer_kernel(
     a,
     b,

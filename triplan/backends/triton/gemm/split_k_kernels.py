@@ -7,14 +7,14 @@ flight. The number of pieces fixes the order of every addition, so the bits neve
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.gemm.tiles_kernels import epilogue, product_of, tile_of
 
 
-@triton.jit
+@jit
 def split_kernel(
     a,
     b,
@@ -67,7 +67,7 @@ def split_kernel(
     tl.store(at, acc, mask=(row < m)[:, None] & (column < n)[None, :])
 
 
-@triton.jit
+@jit
 def pieces_kernel(
     partial,
     c,

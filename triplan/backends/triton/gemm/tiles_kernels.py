@@ -8,31 +8,32 @@ f64; else ``mma.sync``; f32 that is not multiplied as tf32 becomes FMAs.
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
+
+from triplan.backends.runtime.jit import jit
 
 # --- activations, applied in the accumulator ---
 
 
-@triton.jit
+@jit
 def identity(x):
     """x."""
     return x
 
 
-@triton.jit
+@jit
 def relu(x):
     """max(x, 0)."""
     return tl.where(x < 0, 0, x)  # NaN stays NaN: comparisons with it are false
 
 
-@triton.jit
+@jit
 def gelu(x):
     """x * Phi(x), with Phi the normal distribution function, by erf."""
     return x * 0.5 * (1 + tl.erf(x * 0.7071067811865476))
 
 
-@triton.jit
+@jit
 def silu(x):
     """x / (1 + exp(-x))."""
     return x / (1 + tl.exp(-x))
@@ -41,7 +42,7 @@ def silu(x):
 # --- tiles ---
 
 
-@triton.jit
+@jit
 def tile_of(program, tiles_m, tiles_n, GROUP_M: tl.constexpr):
     """The (row, column) of a program's tile among ``tiles_m`` by ``tiles_n`` tiles.
 
@@ -56,7 +57,7 @@ def tile_of(program, tiles_m, tiles_n, GROUP_M: tl.constexpr):
     return first + within % height, within // height
 
 
-@triton.jit
+@jit
 def epilogue(
     acc,
     row,
@@ -105,7 +106,7 @@ def epilogue(
 # --- the product ---
 
 
-@triton.jit
+@jit
 def product_of(
     a,
     b,
@@ -149,7 +150,7 @@ def product_of(
     return acc
 
 
-@triton.jit
+@jit
 def tiles_kernel(
     a,
     b,

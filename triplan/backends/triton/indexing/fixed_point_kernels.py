@@ -16,16 +16,16 @@ other.
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.offsets_kernels import unravel
 from triplan.backends.triton.indexing.points_kernels import scaled
 
 INFINITY = tl.constexpr(float("inf"))
 
 
-@triton.jit
+@jit
 def finite(x, alpha):
     """abs(x) < inf and abs(alpha) < inf; ``alpha`` None is 1."""
     found = tl.abs(x) < INFINITY
@@ -34,13 +34,13 @@ def finite(x, alpha):
     return found
 
 
-@triton.jit
+@jit
 def flags_of(x):
     """The flags of an infinity or NaN: 1 for +inf, 2 for -inf, 3 (both) for NaN."""
     return tl.where(x > 0, 1, tl.where(x < 0, 2, 3))
 
 
-@triton.jit
+@jit
 def exact_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """sums[at] += dense * 2**24: an integer below 2**40, so nothing is rounded.
 
@@ -57,7 +57,7 @@ def exact_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     tl.atomic_or(flags + (at >> 2), flag, mask=hit & (is_finite == 0), sem="relaxed")
 
 
-@triton.jit
+@jit
 def largest_point(exponents, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """exponents[at] = max(exponents[at], e of dense); zeros change nothing, infinities and NaN set flags.
 
@@ -71,7 +71,7 @@ def largest_point(exponents, at, dense, hit, live, alpha, COMPUTE: tl.constexpr)
     tl.atomic_or(exponents + at, flag, mask=hit & (is_finite == 0), sem="relaxed")
 
 
-@triton.jit
+@jit
 def aligned_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """sums[at] += m * 2**room >> (exponents[at] - e), rounded to nearest.
 
@@ -94,7 +94,7 @@ def aligned_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     tl.atomic_add(sums + at, term, mask=hit & (term != 0), sem="relaxed")
 
 
-@triton.jit
+@jit
 def fixed_fold_kernel(
     sums,
     exponents,

@@ -6,15 +6,15 @@ Tuples of sizes and strides run from the innermost dimension outwards.
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.indices_kernels import NO_BAD_INDEX, report, resolve
 from triplan.backends.triton.common.offsets_kernels import unravel
 from triplan.backends.triton.indexing.points_kernels import scaled
 
 
-@triton.jit
+@jit
 def ordered_kernel(
     dense,
     table,

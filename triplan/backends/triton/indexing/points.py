@@ -23,7 +23,7 @@ class Point:
     """What happens at a point.
 
     Attributes:
-        function: a ``@triton.jit`` function of ``points_kernels`` or ``fixed_point_kernels`` (Triton is untyped).
+        function: a ``@jit`` function of ``points_kernels`` or ``fixed_point_kernels`` (Triton is untyped).
         pairs: whether it adds to aligned pairs of elements, and must know where runs of the table end.
         elements: elements of a program; None: as many as suit the traversal.
         warps: warps of a program.

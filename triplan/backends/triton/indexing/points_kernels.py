@@ -8,16 +8,16 @@ the point exists, ``hit`` whether its index is also usable.
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.indexing.steps_kernels import max_step, min_step, multiply_step
 from triplan.sku import interpreting
 
 INTERPRETED = tl.constexpr(interpreting())
 
 
-@triton.jit
+@jit
 def gather_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """dense = table[at], or 0 where the index is out of bounds, so that no stale memory survives.
 
@@ -26,7 +26,7 @@ def gather_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     tl.store(dense, tl.load(table + at, mask=hit, other=0), mask=live)
 
 
-@triton.jit
+@jit
 def store_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """table[at] = dense. Where indices repeat, any one of the writes wins.
 
@@ -35,13 +35,13 @@ def store_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     tl.store(table + at, tl.load(dense, mask=hit), mask=hit)
 
 
-@triton.jit
+@jit
 def mark_last_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """last[place] = the largest position of those with this place; ``table``: (address, place, last, position)."""
     tl.atomic_max(table[2] + table[1], table[3].to(table[2].dtype.element_ty), mask=hit, sem="relaxed")
 
 
-@triton.jit
+@jit
 def store_last_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """table[at] = dense where the position is that in ``last``; ``table``: as in ``mark_last_point``.
 
@@ -51,12 +51,12 @@ def store_last_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     tl.store(table[0] + at, tl.load(dense, mask=hit), mask=hit)
 
 
-@triton.jit
+@jit
 def no_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """Nothing: the traversal only records bad indices."""
 
 
-@triton.jit
+@jit
 def scaled(x, alpha, COMPUTE: tl.constexpr):
     """alpha * x in COMPUTE; ``alpha`` None is 1."""
     x = x.to(COMPUTE)
@@ -66,7 +66,7 @@ def scaled(x, alpha, COMPUTE: tl.constexpr):
     return x
 
 
-@triton.jit
+@jit
 def atomic_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """table[at] += alpha * dense, in whatever order the hardware chooses.
 
@@ -78,7 +78,7 @@ def atomic_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     tl.atomic_add(table + at, x.to(table.dtype.element_ty), mask=hit, sem="relaxed")
 
 
-@triton.jit
+@jit
 def atomic_pair_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """table[at] += alpha * dense, as an atomic addition to the aligned pair of elements that holds ``at``.
 
@@ -110,7 +110,7 @@ def atomic_pair_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr)
     tl.atomic_add(pair + side, both, mask=hit & (side >= 0), sem="relaxed")
 
 
-@triton.jit
+@jit
 def _swap(own, old, new, left):
     """The elements at ``own``, integers, of which those that are ``old`` become ``new``, where ``left``.
 
@@ -131,14 +131,14 @@ def _swap(own, old, new, left):
     )
 
 
-@triton.jit
+@jit
 def _step(old, x, hit, ELEMENT: tl.constexpr, COMPUTE: tl.constexpr, STEP: tl.constexpr):
     """STEP(old, x) as ``old`` is given: an integer with the bits of ELEMENT. ``x`` in COMPUTE."""
     new, _ = STEP(old.to(ELEMENT, bitcast=True).to(COMPUTE), hit, x, hit)
     return new.to(ELEMENT).to(old.dtype, bitcast=True)
 
 
-@triton.jit
+@jit
 def _swapped(table, at, dense, hit, COMPUTE: tl.constexpr, STEP: tl.constexpr):
     """table[at] = STEP(table[at], dense) by compare-and-swap, in whatever order the hardware chooses.
 
@@ -162,13 +162,13 @@ def _swapped(table, at, dense, hit, COMPUTE: tl.constexpr, STEP: tl.constexpr):
         left = left & (new != old)
 
 
-@triton.jit
+@jit
 def multiply_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """table[at] *= dense, both of integers."""
     _swapped(table, at, dense, hit, COMPUTE, multiply_step)
 
 
-@triton.jit
+@jit
 def _extreme(table, at, dense, hit, MAX: tl.constexpr):
     """table[at] = the larger (MAX) or smaller of table[at] and dense, by atomics of integers; NaN wins.
 
@@ -204,7 +204,7 @@ def _extreme(table, at, dense, hit, MAX: tl.constexpr):
         tl.atomic_min(own, x, mask=hit & (x < old), sem="relaxed")
 
 
-@triton.jit
+@jit
 def max_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """table[at] = max(table[at], dense); ``table`` addresses the bits of elements."""
     if dense.dtype.element_ty.primitive_bitwidth == 16:
@@ -213,7 +213,7 @@ def max_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
         _extreme(table, at, dense, hit, True)
 
 
-@triton.jit
+@jit
 def min_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """table[at] = min(table[at], dense); ``table`` addresses the bits of elements."""
     if dense.dtype.element_ty.primitive_bitwidth == 16:

@@ -3,16 +3,16 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.indices_kernels import report
 from triplan.backends.triton.common.offsets_kernels import unravel
 from triplan.backends.triton.indexing.segments_kernels import add_contributions, walk
 from triplan.backends.triton.indexing.sorting_kernels import slot_keys
 
 
-@triton.jit
+@jit
 def scanned_kernel(
     dense,
     table,

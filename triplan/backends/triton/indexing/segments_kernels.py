@@ -14,14 +14,14 @@ contributions is summed by all multiprocessors. Where no segment is long, both r
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.offsets_kernels import unravel
 from triplan.backends.triton.indexing.sorting_kernels import lower_bound
 
 
-@triton.jit
+@jit
 def add_scaled(acc, x, alpha):
     """acc + x * alpha with one rounding.
 
@@ -38,7 +38,7 @@ def add_scaled(acc, x, alpha):
     return acc
 
 
-@triton.jit
+@jit
 def walk(position, span, sizes, strides, FLAT: tl.constexpr, OFFSET: tl.constexpr):
     """position * span if FLAT, else the offset of ``position``, numbered over ``sizes``, under ``strides``."""
     if FLAT:
@@ -48,7 +48,7 @@ def walk(position, span, sizes, strides, FLAT: tl.constexpr, OFFSET: tl.constexp
     return offset
 
 
-@triton.jit
+@jit
 def add_contributions(
     acc, dense, order, first, last, live, alpha, inner, sizes, strides, FLAT: tl.constexpr, OFFSET: tl.constexpr,
     UNROLL: tl.constexpr,
@@ -70,7 +70,7 @@ def add_contributions(
     return acc
 
 
-@triton.jit
+@jit
 def add_partials(acc, partials, lanes, row, first, last, stride, live, UNROLL: tl.constexpr):
     """acc[r, c] + sum of partials[row[r] + k, c] for k in range(first[r], last[r], stride), one after another.
 
@@ -87,7 +87,7 @@ def add_partials(acc, partials, lanes, row, first, last, stride, live, UNROLL: t
     return acc
 
 
-@triton.jit
+@jit
 def late_chunk(keys, count, window, slots, steps, CHUNK: tl.constexpr):
     """(start, number within its segment, whether it exists) of the late chunk that starts in ``window``.
 
@@ -110,13 +110,13 @@ def late_chunk(keys, count, window, slots, steps, CHUNK: tl.constexpr):
     return start, number, found
 
 
-@triton.jit
+@jit
 def segment_end(keys, start, reach, count, steps):
     """The end of the run of keys equal to keys[start], at most start + reach."""
     return lower_bound(keys, tl.load(keys + start) + 1, start, tl.minimum(start + reach, count), steps)
 
 
-@triton.jit
+@jit
 def chunks_kernel(
     dense,
     keys,
@@ -167,7 +167,7 @@ def chunks_kernel(
         tl.store(partials + to, acc, mask=live)
 
 
-@triton.jit
+@jit
 def groups_kernel(
     keys,
     partials,
@@ -201,7 +201,7 @@ def groups_kernel(
         tl.store(to, acc, mask=live)
 
 
-@triton.jit
+@jit
 def segments_kernel(
     dense,
     table,
@@ -301,7 +301,7 @@ def segments_kernel(
         tl.store(own, acc.to(table.dtype.element_ty), mask=live)
 
 
-@triton.jit
+@jit
 def wide_kernel(
     dense,
     table,

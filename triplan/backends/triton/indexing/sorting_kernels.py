@@ -13,14 +13,14 @@ pairs, by one-hot products and by packed prefix sums.)
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.indices_kernels import report, resolve
 from triplan.backends.triton.common.offsets_kernels import unravel
 
 
-@triton.jit
+@jit
 def slot_keys(
     indices,
     position,
@@ -56,7 +56,7 @@ def slot_keys(
     return tl.where(hit, key, slots), inside
 
 
-@triton.jit
+@jit
 def rank_kernel(
     indices,
     status,
@@ -101,13 +101,13 @@ def rank_kernel(
     tl.store(order + rank, i, mask=live)
 
 
-@triton.jit
+@jit
 def digit_of(key, live, shift, RADIX: tl.constexpr):
     """The digit of ``key`` at bit ``shift``; RADIX - 1 for positions past the end, which then come after all others."""
     return tl.where(live, (key >> shift) & (RADIX - 1), RADIX - 1)
 
 
-@triton.jit
+@jit
 def keys_kernel(
     indices,
     status,
@@ -148,7 +148,7 @@ def keys_kernel(
     tl.store(counts + tile * RADIX + tl.arange(0, RADIX), found)
 
 
-@triton.jit
+@jit
 def digits_kernel(keys, counts, count, blocks, shift, RADIX: tl.constexpr, BLOCK: tl.constexpr):
     """counts[tile, digit] = occurrences of the digits at bit ``shift`` in each tile.
 
@@ -164,7 +164,7 @@ def digits_kernel(keys, counts, count, blocks, shift, RADIX: tl.constexpr, BLOCK
     tl.store(counts + tile * RADIX + tl.arange(0, RADIX), found)
 
 
-@triton.jit
+@jit
 def scan_kernel(counts, totals, tiles, RADIX: tl.constexpr, TILES: tl.constexpr, DIGITS: tl.constexpr):
     """counts[tile, digit] = sum of counts[earlier tiles, digit]; totals[digit] = sum over all tiles.
 
@@ -182,7 +182,7 @@ def scan_kernel(counts, totals, tiles, RADIX: tl.constexpr, TILES: tl.constexpr,
     tl.store(totals + digit, before)
 
 
-@triton.jit
+@jit
 def scatter_kernel(
     keys,
     order,
@@ -226,7 +226,7 @@ def scatter_kernel(
         base += here
 
 
-@triton.jit
+@jit
 def lower_bound(keys, wanted, low, high, steps):
     """min{i in [low, high): keys[i] >= wanted}, or ``high`` if there is none.
 
@@ -242,7 +242,7 @@ def lower_bound(keys, wanted, low, high, steps):
     return low
 
 
-@triton.jit
+@jit
 def starts_kernel(keys, starts, count, numel, steps, BLOCK: tl.constexpr):
     """starts[slot] = min{i: keys[i] >= slot}, or ``count``.
 

@@ -11,9 +11,9 @@ The choice decides the order in which programs visit points, and nothing else: i
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.indices_kernels import report, resolve
 
 #: Columns between one sampled pair and the next, modulo inner - 1: a prime, so that the pairs spread over all columns
@@ -21,7 +21,7 @@ from triplan.backends.triton.common.indices_kernels import report, resolve
 COLUMN_STEP = tl.constexpr(40487)
 
 
-@triton.jit
+@jit
 def sample_kernel(index, stripe, n_rows, inner, enough, wide, narrow, SAMPLES: tl.constexpr):
     """stripe = wide if at least ``enough`` of SAMPLES pairs of neighbours in ``index`` are equal, else narrow.
 
@@ -35,7 +35,7 @@ def sample_kernel(index, stripe, n_rows, inner, enough, wide, narrow, SAMPLES: t
     tl.store(stripe, tl.where(equal >= enough, wide, narrow))
 
 
-@triton.jit
+@jit
 def stripes_kernel(
     dense,
     table,

@@ -6,15 +6,15 @@ Tuples of sizes and strides run from the innermost dimension outwards.
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.indices_kernels import report, resolve
 from triplan.backends.triton.common.offsets_kernels import unravel
 from triplan.backends.triton.common.rows_kernels import axis_offset
 
 
-@triton.jit
+@jit
 def rows_kernel(
     dense,
     table,
@@ -83,7 +83,7 @@ def rows_kernel(
     POINT(table, at, dense + offset, hit, live, alpha, COMPUTE)
 
 
-@triton.jit
+@jit
 def elements_kernel(
     dense,
     table,
@@ -146,7 +146,7 @@ def elements_kernel(
         POINT(table, offset, dense + unravel(point, sizes, dense_strides), hit, live, alpha, COMPUTE)
 
 
-@triton.jit
+@jit
 def chosen(given, extent, live, inside, hit, padding, WRAP: tl.constexpr, CLAMP: tl.constexpr):
     """(position that index ``given`` selects, ``inside`` and it exists, ``hit`` and it is not ``padding`` either)."""
     at, valid = resolve(given, extent, live, WRAP, CLAMP)
@@ -156,7 +156,7 @@ def chosen(given, extent, live, inside, hit, padding, WRAP: tl.constexpr, CLAMP:
     return at, inside, hit & valid
 
 
-@triton.jit
+@jit
 def tiles_kernel(
     dense,
     table,
@@ -230,7 +230,7 @@ def tiles_kernel(
     POINT(table, offset, dense + walked(rest, row, col, sizes, dense_strides), hit, live, alpha, COMPUTE)
 
 
-@triton.jit
+@jit
 def walked(rest, row, col, sizes, strides):
     """The offset of (``row``, ``col``) of the ``rest``-th combination of the other coordinates; ``col`` None: 0."""
     offset = unravel(rest, sizes, strides[0]) + axis_offset(row, strides[1])

@@ -7,15 +7,15 @@ Strides and ``blocks``: see ``common/rows_kernels``; targets and reductions: see
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import element_pointers, group_lanes
 from triplan.backends.triton.losses.cross_entropy_kernels import gradient_of, load_weights, row_weights
 from triplan.backends.triton.losses.shared_kernels import class_value, load_dloss, load_targets, row_share
 
 
-@triton.jit
+@jit
 def cross_entropy_backward_kernel(
     dloss,
     x,
@@ -75,7 +75,7 @@ def cross_entropy_backward_kernel(
     tl.store(to, g.to(dx.dtype.element_ty), mask=inside & (col < n), eviction_policy="evict_first")
 
 
-@triton.jit
+@jit
 def nll_loss_backward_kernel(
     dloss,
     target,

@@ -16,14 +16,14 @@ COMPUTE.
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import axis_offset, exponential
 from triplan.backends.triton.losses.shared_kernels import class_value
 
 
-@triton.jit
+@jit
 def row_weights(weight, class_sum, label, kept, n, smoothing, SMOOTH: tl.constexpr, COMPUTE: tl.constexpr):
     """(target_weight, spread, weight_sum) of each row; 0 for rows that are not kept, except weight_sum.
 
@@ -39,7 +39,7 @@ def row_weights(weight, class_sum, label, kept, n, smoothing, SMOOTH: tl.constex
     return target_weight, spread, weight_sum
 
 
-@triton.jit
+@jit
 def load_weights(weight, col, mask, COMPUTE: tl.constexpr):
     """weight[col]; the scalar 1 if all weights are 1."""
     if weight is None:
@@ -49,7 +49,7 @@ def load_weights(weight, col, mask, COMPUTE: tl.constexpr):
     return loaded
 
 
-@triton.jit
+@jit
 def logit_shift(target_logit):
     """What ``weighted_sum`` subtracts from logits while their maximum is not yet known: the target's, or 0 if infinite.
 
@@ -59,14 +59,14 @@ def logit_shift(target_logit):
     return tl.where(tl.abs(target_logit) < float("inf"), target_logit, 0.0)
 
 
-@triton.jit
+@jit
 def weighted_sum(v, shift, weight, col, kept, n, axis: tl.constexpr, COMPUTE: tl.constexpr):
     """sum(w * (v - shift)) along ``axis``; 0 for rows that are not kept."""
     weights = load_weights(weight, col, col < n, COMPUTE)
     return tl.sum(tl.where(kept & (col < n), (v - shift) * weights, 0.0), axis)
 
 
-@triton.jit
+@jit
 def loss_of(target_logit, top, total, weighted, shift, kept, target_weight, spread, weight_sum, SMOOTH: tl.constexpr):
     """target_weight * (lse - x[t]) + spread * sum(w * (lse - x)), lse = top + log(total); 0 for rows not kept.
 
@@ -79,7 +79,7 @@ def loss_of(target_logit, top, total, weighted, shift, kept, target_weight, spre
     return tl.where(kept, loss, 0.0)
 
 
-@triton.jit
+@jit
 def gradient_of(v, col, label, weights, top, factor, target_weight, spread, SMOOTH: tl.constexpr):
     """exp(v - top) * factor - spread * w - target_weight * (col == label): dx of the elements ``v``.
 
@@ -92,13 +92,13 @@ def gradient_of(v, col, label, weights, top, factor, target_weight, spread, SMOO
     return g - tl.where(col == label, target_weight, 0.0)
 
 
-@triton.jit
+@jit
 def load_block(x_at, col, stride, n, kept, POLICY: tl.constexpr):
     """Logits at the columns ``col`` of the rows that begin at ``x_at``; -inf past their end and in rows not kept."""
     return tl.load(x_at + axis_offset(col, stride), mask=kept & (col < n), other=-float("inf"), eviction_policy=POLICY)
 
 
-@triton.jit
+@jit
 def store_block(
     v, dx_at, col, stride, n, inside, top, factor, spread, weight, SMOOTH: tl.constexpr, COMPUTE: tl.constexpr
 ):
@@ -113,7 +113,7 @@ def store_block(
     tl.store(to, g.to(dx_at.dtype.element_ty), mask=inside & (col < n), eviction_policy="evict_first")
 
 
-@triton.jit
+@jit
 def store_target(
     target_logit, dx_at, label, stride, kept, top, factor, target_weight, spread, weight, SMOOTH: tl.constexpr,
     COMPUTE: tl.constexpr,

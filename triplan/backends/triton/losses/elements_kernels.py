@@ -3,11 +3,12 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 
-@triton.jit
+
+@jit
 def scale_gradient_kernel(
     dloss, unscaled, dx, numel, IN_PLACE: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr
 ):

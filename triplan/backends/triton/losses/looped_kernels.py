@@ -6,9 +6,9 @@ Strides and ``blocks``: see ``common/rows_kernels``; targets and reductions: see
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import accumulate_softmax, axis_offset, merge_softmax, row_pointers
 from triplan.backends.triton.losses.cross_entropy_kernels import (
     load_block,
@@ -22,7 +22,7 @@ from triplan.backends.triton.losses.cross_entropy_kernels import (
 from triplan.backends.triton.losses.shared_kernels import load_targets, row_share
 
 
-@triton.jit
+@jit
 def cross_entropy_looped_kernel(
     x,
     dx,

@@ -6,9 +6,9 @@ Strides and ``blocks``: see ``common/rows_kernels``; targets and reductions: see
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import (
     axis_offset,
     element_pointers,
@@ -29,7 +29,7 @@ from triplan.backends.triton.losses.cross_entropy_kernels import (
 from triplan.backends.triton.losses.shared_kernels import class_value, load_targets, row_share
 
 
-@triton.jit
+@jit
 def cross_entropy_rows_kernel(
     x,
     dx,
@@ -111,7 +111,7 @@ def cross_entropy_rows_kernel(
         )
 
 
-@triton.jit
+@jit
 def nll_loss_kernel(
     x,
     target,
@@ -155,7 +155,7 @@ def nll_loss_kernel(
         tl.store(loss, total.to(loss.dtype.element_ty))
 
 
-@triton.jit
+@jit
 def scale_gradient_rows_kernel(
     dloss,
     unscaled,

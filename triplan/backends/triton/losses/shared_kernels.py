@@ -13,13 +13,13 @@ results of the first, PARTS at most.
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.indices_kernels import report, resolve
 
 
-@triton.jit
+@jit
 def load_targets(target, row, live, n, ignore, status, CLAMP: tl.constexpr):
     """(class, kept) of each of the rows ``row``; the class is 0 where the row is not kept.
 
@@ -33,7 +33,7 @@ def load_targets(target, row, live, n, ignore, status, CLAMP: tl.constexpr):
     return tl.where(kept, label, 0), kept
 
 
-@triton.jit
+@jit
 def class_value(table, label, kept, COMPUTE: tl.constexpr):
     """table[label], or 1 without a table; 0 for rows that are not kept."""
     value = tl.where(kept, 1.0, 0.0).to(COMPUTE)
@@ -42,14 +42,14 @@ def class_value(table, label, kept, COMPUTE: tl.constexpr):
     return value
 
 
-@triton.jit
+@jit
 def sum_parts(parts, count, COMPUTE: tl.constexpr, PARTS: tl.constexpr):
     """sum(parts); parts: [count], the results of a first step; PARTS >= count."""
     part = tl.arange(0, PARTS)
     return tl.sum(tl.load(parts + part, mask=part < count, other=0.0).to(COMPUTE), 0)
 
 
-@triton.jit
+@jit
 def row_share(
     share, counts, parts, target, n, ignore, label, kept, MEAN: tl.constexpr, CLAMP: tl.constexpr,
     COMPUTE: tl.constexpr, PARTS: tl.constexpr,
@@ -71,7 +71,7 @@ def row_share(
     return factor
 
 
-@triton.jit
+@jit
 def load_dloss(dloss, row, live, EACH: tl.constexpr, COMPUTE: tl.constexpr):
     """With EACH the gradient of each row's loss, dloss: [rows]; else that of the reduced loss, dloss: [1]."""
     if EACH:
@@ -84,7 +84,7 @@ def load_dloss(dloss, row, live, EACH: tl.constexpr, COMPUTE: tl.constexpr):
 # --- sums over rows ---
 
 
-@triton.jit
+@jit
 def loss_count_kernel(
     target, counted, counts, rows, each, n, ignore, CLAMP: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -103,7 +103,7 @@ def loss_count_kernel(
     tl.store(counts + tl.program_id(0), tl.sum(total, 0))
 
 
-@triton.jit
+@jit
 def loss_sum_kernel(
     target,
     losses,
@@ -158,7 +158,7 @@ def loss_sum_kernel(
             tl.store(counts + tl.program_id(0), denominator)
 
 
-@triton.jit
+@jit
 def loss_finish_kernel(sums, counts, loss, parts, MEAN: tl.constexpr, COMPUTE: tl.constexpr, PARTS: tl.constexpr):
     """loss = sum(sums), with MEAN over sum(counts): the second step. sums, counts: [parts] of COMPUTE; loss: [1]."""
     total = sum_parts(sums, parts, COMPUTE, PARTS)
@@ -167,7 +167,7 @@ def loss_finish_kernel(sums, counts, loss, parts, MEAN: tl.constexpr, COMPUTE: t
     tl.store(loss, total.to(loss.dtype.element_ty))
 
 
-@triton.jit
+@jit
 def class_sum_kernel(weight, total, n, COMPUTE: tl.constexpr, BLOCK: tl.constexpr):
     """total = sum(weight) over all classes, by one program; label smoothing needs it.
 

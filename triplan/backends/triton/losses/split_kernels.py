@@ -8,9 +8,9 @@ Strides and ``blocks``: see ``common/rows_kernels``; targets and reductions: see
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import (
     axis_offset,
     element_pointers,
@@ -29,7 +29,7 @@ from triplan.backends.triton.losses.cross_entropy_kernels import (
 from triplan.backends.triton.losses.shared_kernels import load_targets, row_share
 
 
-@triton.jit
+@jit
 def cross_entropy_partial_kernel(
     x,
     target,
@@ -73,7 +73,7 @@ def cross_entropy_partial_kernel(
         tl.store(mines + row, tl.load(x_at + axis_offset(label, x_strides[2]), mask=kept, other=0.0).to(COMPUTE))
 
 
-@triton.jit
+@jit
 def cross_entropy_finish_kernel(
     x,
     dx,

@@ -8,9 +8,9 @@ contiguous is exchanged between threads. CENTRED, LENGTH, formulas and operands:
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import axis_offset, group_lanes, row_pointers
 from triplan.backends.triton.norms.shared_kernels import (
     load_affine,
@@ -25,7 +25,7 @@ from triplan.backends.triton.norms.shared_kernels import (
 )
 
 
-@triton.jit
+@jit
 def _statistics(
     at,
     strides,
@@ -66,7 +66,7 @@ def _statistics(
     return centre, correction, about_mean, about_centre
 
 
-@triton.jit
+@jit
 def norm_crossed_kernel(
     x,
     out,
@@ -128,7 +128,7 @@ def norm_crossed_kernel(
         )  # fmt: skip
 
 
-@triton.jit
+@jit
 def norm_backward_crossed_kernel(
     dout,
     x,

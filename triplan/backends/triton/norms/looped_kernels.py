@@ -10,9 +10,9 @@ the second one with ``evict_first``.
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import axis_offset, outer_and_lane, row_pointers
 from triplan.backends.triton.norms.shared_kernels import (
     load_affine,
@@ -27,7 +27,7 @@ from triplan.backends.triton.norms.shared_kernels import (
 )
 
 
-@triton.jit
+@jit
 def column_mask(col, n, FULL: tl.constexpr):
     """col < n; with FULL, a constant: the compiler then knows that all columns exist."""
     live = col < n
@@ -36,7 +36,7 @@ def column_mask(col, n, FULL: tl.constexpr):
     return live
 
 
-@triton.jit
+@jit
 def sum_neighbours(v, VECTOR: tl.constexpr):
     """Sums of VECTOR neighbours of ``v`` [BLOCK] each, which one thread holds: [BLOCK / VECTOR]."""
     if VECTOR > 1:
@@ -44,7 +44,7 @@ def sum_neighbours(v, VECTOR: tl.constexpr):
     return v
 
 
-@triton.jit
+@jit
 def load_blocks(
     at,
     strides,
@@ -67,7 +67,7 @@ def load_blocks(
     return blocks
 
 
-@triton.jit
+@jit
 def statistics(
     at,
     strides,
@@ -118,7 +118,7 @@ def statistics(
     return centre, correction, about_mean, about_centre
 
 
-@triton.jit
+@jit
 def norm_looped_kernel(
     x,
     out,
@@ -189,7 +189,7 @@ def norm_looped_kernel(
             )  # fmt: skip
 
 
-@triton.jit
+@jit
 def norm_backward_looped_kernel(
     dout,
     x,

@@ -8,15 +8,15 @@ order; there are no atomics, so the gradients are deterministic.
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.common.rows_kernels import element_pointers, outer_and_lane
 from triplan.backends.triton.norms.shared_kernels import load_affine, scale_of_statistic, two_sums
 
 
-@triton.jit
+@jit
 def norm_parameters_kernel(
     dout,
     x,
@@ -93,7 +93,7 @@ def norm_parameters_kernel(
         tl.store(dbiases + line, db, mask=live_col)
 
 
-@triton.jit
+@jit
 def fold_block(block, parts, out, n, lines, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """out = sum(parts) over the first axis, for columns of block number ``block``; parts: [lines, n], out: [n]."""
     col = block.to(n.dtype) * BLOCK + tl.arange(0, BLOCK)[None, :]  # n has 64 bits where columns need them
@@ -102,7 +102,7 @@ def fold_block(block, parts, out, n, lines, ROWS: tl.constexpr, BLOCK: tl.conste
     tl.store(out + col, tl.sum(part, 0, keep_dims=True).to(out.dtype.element_ty), mask=col < n)
 
 
-@triton.jit
+@jit
 def norm_fold_kernel(
     dweights,
     dweight,

@@ -6,9 +6,9 @@ CENTRED, LENGTH, formulas and operands: see ``shared_kernels``; strides and ``bl
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import (
     element_pointers,
     group_start,
@@ -28,13 +28,13 @@ from triplan.backends.triton.norms.shared_kernels import (
 )
 
 
-@triton.jit
+@jit
 def truncated(v):
     """``v`` of f32, truncated to the 14 leading bits of its significand: products with counts up to 1,024 are exact."""
     return (v.to(tl.int32, bitcast=True) & -1024).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@jit
 def norm_rows_kernel(
     x,
     out,
@@ -127,7 +127,7 @@ def norm_rows_kernel(
         tl.store(mean + row, centre + correction, mask=inside)
 
 
-@triton.jit
+@jit
 def norm_backward_rows_kernel(
     dout,
     x,

@@ -29,9 +29,9 @@ equation 1.7, corrected two-pass).
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import axis_offset, element_pointers, row_pointers
 from triplan.sku import interpreting
 
@@ -42,13 +42,13 @@ JOINT_REDUCTION = tl.constexpr(not interpreting())
 # --- reductions and statistics ---
 
 
-@triton.jit
+@jit
 def add_pairs(a, b, c, d):
     """(a + c, b + d)."""
     return a + c, b + d
 
 
-@triton.jit
+@jit
 def two_sums(a, b, axis: tl.constexpr, keep_dims: tl.constexpr):
     """(sum(a), sum(b)) along ``axis``, in one reduction: threads synchronize once."""
     if JOINT_REDUCTION:
@@ -58,7 +58,7 @@ def two_sums(a, b, axis: tl.constexpr, keep_dims: tl.constexpr):
     return sums
 
 
-@triton.jit
+@jit
 def scale_of_statistic(statistic, eps, LENGTH: tl.constexpr):
     """scale = statistic, which is rstd; with LENGTH, 1 / max(statistic, eps), where the statistic is the norm."""
     scale = statistic
@@ -67,7 +67,7 @@ def scale_of_statistic(statistic, eps, LENGTH: tl.constexpr):
     return scale
 
 
-@triton.jit
+@jit
 def statistic_and_scale(squares, inverse_n, eps, LENGTH: tl.constexpr):
     """scale = 1 / sqrt(squares / n + eps), which is also the saved statistic; with LENGTH, 1 / max(norm, eps) and norm.
 
@@ -83,7 +83,7 @@ def statistic_and_scale(squares, inverse_n, eps, LENGTH: tl.constexpr):
 # --- weight and bias ---
 
 
-@triton.jit
+@jit
 def load_parameter(pointer, col, live_col):
     """Elements ``col`` of weight or bias; None if it is absent."""
     loaded = None
@@ -92,7 +92,7 @@ def load_parameter(pointer, col, live_col):
     return loaded
 
 
-@triton.jit
+@jit
 def affine(v, w, b, OFFSET: tl.constexpr):
     """v * (w + OFFSET) + b; ``w`` and ``b`` broadcast against ``v``, or are None where they are absent."""
     if w is not None:
@@ -105,7 +105,7 @@ def affine(v, w, b, OFFSET: tl.constexpr):
     return v
 
 
-@triton.jit
+@jit
 def load_affine(v, weight, bias, col, live_col, OFFSET: tl.constexpr):
     """``affine`` of ``v`` with elements ``col`` of weight and bias."""
     return affine(v, load_parameter(weight, col, live_col), load_parameter(bias, col, live_col), OFFSET)
@@ -114,7 +114,7 @@ def load_affine(v, weight, bias, col, live_col, OFFSET: tl.constexpr):
 # --- forward ---
 
 
-@triton.jit
+@jit
 def optional_row_pointers(pointer, strides, outer, sizes, lane):
     """``row_pointers`` of an operand; None if it is absent."""
     pointers = None
@@ -123,7 +123,7 @@ def optional_row_pointers(pointer, strides, outer, sizes, lane):
     return pointers
 
 
-@triton.jit
+@jit
 def load_input(at, strides, residual_at, residual_strides, col, live, COMPUTE: tl.constexpr, POLICY: tl.constexpr):
     """x + residual in COMPUTE, or x in its own element: elements ``col`` of the rows that begin at ``at``."""
     v = tl.load(at + axis_offset(col, strides[2]), mask=live, other=0.0, eviction_policy=POLICY)
@@ -136,7 +136,7 @@ def load_input(at, strides, residual_at, residual_strides, col, live, COMPUTE: t
     return v
 
 
-@triton.jit
+@jit
 def store_output(
     v,
     at,
@@ -175,7 +175,7 @@ def store_output(
 # --- backward ---
 
 
-@triton.jit
+@jit
 def projection_of(total, n, statistic, eps, LENGTH: tl.constexpr):
     """total / n; with LENGTH, total, or 0 where the norm is below eps: the factor of hat in ``store_gradient``.
 
@@ -188,7 +188,7 @@ def projection_of(total, n, statistic, eps, LENGTH: tl.constexpr):
     return projection
 
 
-@triton.jit
+@jit
 def store_gradient(
     g,
     hat,

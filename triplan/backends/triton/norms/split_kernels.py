@@ -11,9 +11,9 @@ the backward is ``norm_parameters_kernel``, which reads both operands anyway. Th
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.common.rows_kernels import element_pointers, outer_and_lane, row_pointers
 from triplan.backends.triton.norms.shared_kernels import (
@@ -29,13 +29,13 @@ from triplan.backends.triton.norms.shared_kernels import (
 )
 
 
-@triton.jit
+@jit
 def block_length(block, n, BLOCK: tl.constexpr):
     """How many of a row's ``n`` elements block number ``block`` has: BLOCK, except at the row's end."""
     return tl.minimum(tl.maximum(n - block * BLOCK, 0), BLOCK)
 
 
-@triton.jit
+@jit
 def norm_partial_kernel(
     x,
     residual,
@@ -82,7 +82,7 @@ def norm_partial_kernel(
     tl.store(squares + tl.program_id(0), total)
 
 
-@triton.jit
+@jit
 def norm_finish_kernel(
     x,
     out,
@@ -163,7 +163,7 @@ def norm_finish_kernel(
     )  # fmt: skip
 
 
-@triton.jit
+@jit
 def norm_backward_finish_kernel(
     dout,
     x,

@@ -3,9 +3,9 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.tables_kernels import (
     address_of,
     chunk_of,
@@ -17,7 +17,7 @@ from triplan.backends.triton.common.tables_kernels import (
 )
 
 
-@triton.jit
+@jit
 def _clipped(x, coefficient, limit, BY_NORM: tl.constexpr):
     """The product in f64: no coefficient is subnormal, so that one rounding to f32 remains. NaN stays NaN."""
     if BY_NORM:
@@ -29,7 +29,7 @@ def _clipped(x, coefficient, limit, BY_NORM: tl.constexpr):
     return x
 
 
-@triton.jit
+@jit
 def clip_kernel(
     chunks, sizes, addresses, norm, limit, tensors, TYPE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr
 ):

@@ -3,9 +3,9 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.tables_kernels import (
     address_of,
     chunk_of,
@@ -17,7 +17,7 @@ from triplan.backends.triton.common.tables_kernels import (
 )
 
 
-@triton.jit
+@jit
 def _block(
     lists,
     ones,
@@ -41,7 +41,7 @@ def _block(
         store_stream(lists[WRITTEN[i]], offset, results[i], mask, TYPES[WRITTEN[i]], WHOLE)
 
 
-@triton.jit
+@jit
 def pointwise_kernel(
     chunks,
     sizes,

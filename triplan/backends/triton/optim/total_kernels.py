@@ -3,9 +3,9 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.common.tables_kernels import address_of, chunk_of, load_stream
 
@@ -17,19 +17,19 @@ LARGEST = tl.constexpr(3)
 SMALLEST = tl.constexpr(4)
 
 
-@triton.jit
+@jit
 def _larger(a, b):
     """max(a, b); NaN if either is."""
     return tl.where((b > a) | (b != b), b, a)
 
 
-@triton.jit
+@jit
 def _smaller(a, b):
     """min(a, b); NaN if either is."""
     return tl.where((b < a) | (b != b), b, a)
 
 
-@triton.jit
+@jit
 def _merged(a, b, KIND: tl.constexpr):
     if KIND == LARGEST:
         return _larger(a, b)
@@ -38,7 +38,7 @@ def _merged(a, b, KIND: tl.constexpr):
     return a + b
 
 
-@triton.jit
+@jit
 def _reduced(a, KIND: tl.constexpr):
     if KIND == LARGEST:
         return tl.reduce(a, 0, _larger)
@@ -47,7 +47,7 @@ def _reduced(a, KIND: tl.constexpr):
     return tl.sum(a, 0)
 
 
-@triton.jit
+@jit
 def _term(x, order, KIND: tl.constexpr):
     """What an element contributes: f64, in which no square and no fourth power of an f32 overflows."""
     a = tl.abs(x.to(tl.float64))
@@ -60,7 +60,7 @@ def _term(x, order, KIND: tl.constexpr):
     return a
 
 
-@triton.jit
+@jit
 def chunk_kernel(
     chunks,
     sizes,
@@ -98,7 +98,7 @@ def chunk_kernel(
     tl.store(partials + tl.program_id(0), _reduced(total, KIND))
 
 
-@triton.jit
+@jit
 def _root(partials, count, order, KIND: tl.constexpr, BLOCK: tl.constexpr):
     """(sum of partials) ** (1 / order) (KIND: or their extremum). partials: f64 [count] or None."""
     neutral = float("inf") if KIND == SMALLEST else 0.0
@@ -116,7 +116,7 @@ def _root(partials, count, order, KIND: tl.constexpr, BLOCK: tl.constexpr):
     return found
 
 
-@triton.jit
+@jit
 def root_kernel(partials, count, norm, order, KIND: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
     """norm = (sum of partials) ** (1 / order) (KIND: or their extremum).
 
@@ -126,7 +126,7 @@ def root_kernel(partials, count, norm, order, KIND: tl.constexpr, BLOCK: tl.cons
     tl.store(norm, _root(partials, count, order, KIND, BLOCK))
 
 
-@triton.jit
+@jit
 def roots_kernel(
     sizes,
     tensors,

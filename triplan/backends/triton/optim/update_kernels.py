@@ -3,9 +3,9 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.common.philox_kernels import words_of
 from triplan.backends.triton.common.tables_kernels import (
@@ -25,7 +25,7 @@ MOMENTUM = tl.constexpr(4)
 NESTEROV = tl.constexpr(8)
 
 
-@triton.jit
+@jit
 def count_kernel(steps, tensors, found_inf, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
     """steps += 1, unless found_inf is not 0. steps: f32 [tensors]; found_inf: f32 [1] or None."""
     begin(OVERLAPS)
@@ -36,7 +36,7 @@ def count_kernel(steps, tensors, found_inf, BLOCK: tl.constexpr, OVERLAPS: tl.co
     tl.store(steps + at, tl.load(steps + at, mask=at < tensors) + 1.0, mask=at < tensors)
 
 
-@triton.jit
+@jit
 def adam_scalars(hyper, step, FLAGS: tl.constexpr):
     """The f32 scalars of ``adam``, from hyper (f64): lr, beta1, beta2, eps, weight decay.
 
@@ -60,7 +60,7 @@ def adam_scalars(hyper, step, FLAGS: tl.constexpr):
     )
 
 
-@triton.jit
+@jit
 def adam(p, g, m, v, largest, s, FLAGS: tl.constexpr):
     """p - lr / (1 - beta1**t) * m / (sqrt(v / (1 - beta2**t)) + eps), elementwise in f32; returns p and the states.
 
@@ -80,7 +80,7 @@ def adam(p, g, m, v, largest, s, FLAGS: tl.constexpr):
     return p - tl.div_rn(s[0] * m, root * s[5] + s[6]), m, v, largest
 
 
-@triton.jit
+@jit
 def sgd_scalars(hyper, step, FLAGS: tl.constexpr):
     """The f32 scalars of ``sgd``, from hyper (f64): lr, momentum, dampening, weight decay."""
     momentum, dampening = tl.load(hyper + 1), tl.load(hyper + 2)
@@ -93,7 +93,7 @@ def sgd_scalars(hyper, step, FLAGS: tl.constexpr):
     )
 
 
-@triton.jit
+@jit
 def sgd(p, g, m, v, largest, s, FLAGS: tl.constexpr):
     """p - lr * d with b = momentum * b + (1 - dampening) * g and d = b, elementwise in f32; returns p and the states.
 
@@ -107,7 +107,7 @@ def sgd(p, g, m, v, largest, s, FLAGS: tl.constexpr):
     return p - s[0] * g, m, v, largest
 
 
-@triton.jit
+@jit
 def lion_scalars(hyper, step, FLAGS: tl.constexpr):
     """The f32 scalars of ``lion``, from hyper (f64): lr, beta1, beta2, weight decay."""
     lr, beta1, beta2 = tl.load(hyper), tl.load(hyper + 1), tl.load(hyper + 2)
@@ -121,7 +121,7 @@ def lion_scalars(hyper, step, FLAGS: tl.constexpr):
     )
 
 
-@triton.jit
+@jit
 def lion(p, g, m, v, largest, s, FLAGS: tl.constexpr):
     """p * (1 - lr * decay) - lr * sign(beta1 * m + (1 - beta1) * g) (Chen et al., 2023), elementwise in f32."""
     c = s[1] * m + s[2] * g
@@ -130,7 +130,7 @@ def lion(p, g, m, v, largest, s, FLAGS: tl.constexpr):
     return p * s[5] - s[0] * sign, s[3] * m + s[4] * g, v, largest
 
 
-@triton.jit
+@jit
 def _rounded_at_random(x, seed, stream, first, BLOCK: tl.constexpr):
     """bf16 of x (f32, elements ``first`` .. ``first + BLOCK``): the upper half after adding 16 random bits.
 
@@ -144,7 +144,7 @@ def _rounded_at_random(x, seed, stream, first, BLOCK: tl.constexpr):
     return tl.where(x == x, upper, x.to(tl.bfloat16))  # the sum may carry a NaN's bits into its sign
 
 
-@triton.jit
+@jit
 def _block(
     a,
     first,
@@ -187,7 +187,7 @@ def _block(
         store_stream(a[4], offset, largest, mask, TYPES[4], WHOLE)
 
 
-@triton.jit
+@jit
 def update_kernel(
     chunks,
     sizes,

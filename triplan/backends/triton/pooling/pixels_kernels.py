@@ -3,15 +3,15 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.offsets_kernels import load_tile
 from triplan.backends.triton.common.rows_kernels import axis_offset
 from triplan.backends.triton.pooling.windows_kernels import coordinates, place, read, write
 
 
-@triton.jit
+@jit
 def source(at, step, extent, LINEAR: tl.constexpr, CENTERS: tl.constexpr, POSITION: tl.constexpr):
     """i = min(floor(s), extent - 1), w = s - i or, of the last pixel, 0; of s = at * step or, if CENTERS,
     (at + 0.5) * step, less 0.5 if LINEAR.
@@ -30,7 +30,7 @@ def source(at, step, extent, LINEAR: tl.constexpr, CENTERS: tl.constexpr, POSITI
     return i.to(tl.int32), tl.where(i < last, s - i, 0.0)
 
 
-@triton.jit
+@jit
 def share(at, i, w, LINEAR: tl.constexpr):
     """(whether pixel ``at`` is i or, if LINEAR, the next one; its weight: 1 - w or w)."""
     hit, weight = i == at, 1.0 - w
@@ -41,7 +41,7 @@ def share(at, i, w, LINEAR: tl.constexpr):
     return hit, weight
 
 
-@triton.jit
+@jit
 def first_reader(
     at, step, inverse, extent, results, lead, corrections,
     LINEAR: tl.constexpr, CENTERS: tl.constexpr, POSITION: tl.constexpr,
@@ -67,7 +67,7 @@ def first_reader(
     return found
 
 
-@triton.jit
+@jit
 def resize_kernel(
     x,
     out,
@@ -129,7 +129,7 @@ def resize_kernel(
     write(out, out_strides, image, row, column, channel, v, mask)
 
 
-@triton.jit
+@jit
 def resize_backward_kernel(
     dout,
     dx,

@@ -9,20 +9,20 @@ so that the order is row-major. What lies beyond is masked.
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.offsets_kernels import load_tile, quotient, store_tile
 from triplan.backends.triton.common.rows_kernels import axis_offset
 
 
-@triton.jit
+@jit
 def dilated(n, dilation):
     """n * dilation, which is None for 1."""
     return n if dilation is None else n * dilation
 
 
-@triton.jit
+@jit
 def window(at, kernel, stride, padding, dilation, extent, windows, ADAPTIVE: tl.constexpr):
     """(start, end) of window ``at`` of ``windows`` along an axis, end at most that of the padding.
 
@@ -37,13 +37,13 @@ def window(at, kernel, stride, padding, dilation, extent, windows, ADAPTIVE: tl.
     return start, end
 
 
-@triton.jit
+@jit
 def elements(start, end, extent, PADDED: tl.constexpr):
     """The number of positions of a window along an axis; those in the padding count only if PADDED."""
     return end - start if PADDED else tl.minimum(end, extent[0]) - tl.maximum(start, 0)
 
 
-@triton.jit
+@jit
 def coordinates(
     batch, channels, rows, columns, tiles_channels, LAST: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr
 ):
@@ -74,14 +74,14 @@ def coordinates(
     return image, row, column, channel, (image < batch) & (channel < channels[0])
 
 
-@triton.jit
+@jit
 def place(base, strides, image, row, column, channel):
     """The addresses of elements: of all that the coordinates broadcast to."""
     at = axis_offset(image.to(tl.int64), strides[0]) + axis_offset(row, strides[2]) + axis_offset(column, strides[3])
     return base + at + axis_offset(channel, strides[1])
 
 
-@triton.jit
+@jit
 def read(base, strides, image, row, column, channel, mask):
     """Elements, 0 without ``mask``."""
     return load_tile(
@@ -89,14 +89,14 @@ def read(base, strides, image, row, column, channel, mask):
     )
 
 
-@triton.jit
+@jit
 def write(base, strides, image, row, column, channel, v, mask):
     """Store ``v``."""
     v = v.to(base.dtype.element_ty)
     store_tile(place(base, strides, image, row, column, channel), v, mask, strides[1] is None or strides[3] is None)
 
 
-@triton.jit
+@jit
 def pool_kernel(
     x,
     out,
@@ -174,7 +174,7 @@ def pool_kernel(
     write(out, out_strides, image, row, column, channel, acc, inside)
 
 
-@triton.jit
+@jit
 def pool_backward_kernel(
     dout,
     dx,

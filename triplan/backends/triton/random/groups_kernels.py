@@ -3,14 +3,14 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.philox_kernels import as_i64, keep
 from triplan.backends.triton.random.shared_kernels import pairs
 
 
-@triton.jit
+@jit
 def _write(out, x, parameters, state, counter, point, live, NUMBER, PAIRED, WIDE, BLOCK):
     # Words are computed within each branch: shared by both, they would be converted to both layouts in shared memory.
     a, b = pairs(state, counter, WIDE)
@@ -25,7 +25,7 @@ def _write(out, x, parameters, state, counter, point, live, NUMBER, PAIRED, WIDE
     tl.store(out + point, found.to(out.dtype.element_ty), mask=live)
 
 
-@triton.jit
+@jit
 def groups_kernel(
     out,
     x,

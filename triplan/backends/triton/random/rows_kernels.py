@@ -3,16 +3,16 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.offsets_kernels import load_tile, store_tile, unravel
 from triplan.backends.triton.common.philox_kernels import as_i64, keep
 from triplan.backends.triton.common.rows_kernels import axis_offset
 from triplan.backends.triton.random.shared_kernels import pairs
 
 
-@triton.jit
+@jit
 def _start(outer, row, sizes, strides, TURNED):
     """Offset of the first element of each row. strides: (along ``sizes``, along the rows of a tile if TURNED)."""
     at = unravel(outer, sizes, strides[0])
@@ -21,7 +21,7 @@ def _start(outer, row, sizes, strides, TURNED):
     return at
 
 
-@triton.jit
+@jit
 def _write(
     out, x, parameters, state, out_start, x_start, out_strides, x_strides, counter, column, live, NUMBER, PAIRED, WIDE,
     TURNED,
@@ -44,7 +44,7 @@ def _write(
     store_tile(to, found.to(out.dtype.element_ty), live, out_strides[2] is None or (TURNED and out_strides[1] is None))
 
 
-@triton.jit
+@jit
 def rows_kernel(
     out,
     x,

@@ -8,13 +8,13 @@ element of the result); that of ``normal`` takes the two words of a pair of elem
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.philox_kernels import as_i64, minus_log, polynomial, state_of, words_of
 
 
-@triton.jit
+@jit
 def pairs(state, counter, WIDE):
     """(a, b): the first and the second word of each pair of elements of ``counter`` (i64).
 
@@ -30,7 +30,7 @@ def pairs(state, counter, WIDE):
     return a, b
 
 
-@triton.jit
+@jit
 def circle(word):
     """(cos(2 * pi * u), sin(2 * pi * u)) with u = word * 2**-32 (64-bit words: 2**-64).
 
@@ -75,7 +75,7 @@ def circle(word):
     return tl.where(((quadrant + 1) & 2) != 0, -x, x), tl.where((quadrant & 2) != 0, -y, y)
 
 
-@triton.jit
+@jit
 def before(x):
     """The largest number below ``x``, which is finite, in its type."""
     BITS: tl.constexpr = tl.core.get_int_dtype(x.dtype.primitive_bitwidth, True)
@@ -88,7 +88,7 @@ def before(x):
 # --- numbers ---
 
 
-@triton.jit
+@jit
 def uniform(word, x, parameters, OUT):
     """low + u * (high - low), rounded down to OUT; below high, although the sum may round up to high."""
     if word.dtype == tl.uint32:
@@ -105,7 +105,7 @@ def uniform(word, x, parameters, OUT):
     return v
 
 
-@triton.jit
+@jit
 def normal(a, b, parameters):
     """(mean + std * r * cos(t), mean + std * r * sin(t)), with r = sqrt(-2 * log(u(a))) and t = 2 * pi * u(b)."""
     square = 2.0 * minus_log(a)
@@ -119,13 +119,13 @@ def normal(a, b, parameters):
     return tl.fma(r * x, std, mean), tl.fma(r * y, std, mean)
 
 
-@triton.jit
+@jit
 def exponential(word, x, parameters, OUT):
     found = minus_log(word, OUT.primitive_bitwidth == 16)
     return found * (1.0 / tl.full((), parameters[0], tl.float64)).to(found.dtype)
 
 
-@triton.jit
+@jit
 def randint(word, x, parameters, OUT):
     """low + the upper 64 bits of word * (high - low): no rejection loop; relative bias of (high - low) / 2**64."""
     low, high = as_i64(parameters[0]), as_i64(parameters[1])
@@ -137,30 +137,30 @@ def randint(word, x, parameters, OUT):
     return found
 
 
-@triton.jit
+@jit
 def _below(word, p):
     """Whether word * 2**-32 < p, a scalar; p becomes an integer, with which words are compared."""
     limit = tl.minimum(tl.maximum(tl.full((), p, tl.float64), 0.0), 1.0) * 4294967296.0
     return word.to(tl.int64) < tl.ceil(limit).to(tl.int64)
 
 
-@triton.jit
+@jit
 def _one(chosen, OUT):
     """1 where ``chosen``, else 0, as OUT (as f32 if OUT is any float)."""
     return tl.where(chosen, 1.0, 0.0) if OUT.is_floating() else tl.where(chosen, 1, 0)
 
 
-@triton.jit
+@jit
 def bernoulli_p(word, x, parameters, OUT):
     return _one(_below(word, parameters[0]), OUT)
 
 
-@triton.jit
+@jit
 def bernoulli(word, x, parameters, OUT):
     return _one(word.to(tl.float64) < x.to(tl.float64) * 4294967296.0, OUT)
 
 
-@triton.jit
+@jit
 def dropout(word, x, parameters, OUT):
     wide = x.to(tl.float64) if OUT == tl.float64 else x.to(tl.float32)
     scale = (1.0 / (1.0 - tl.full((), parameters[0], tl.float64))).to(wide.dtype)

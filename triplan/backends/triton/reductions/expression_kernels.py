@@ -3,9 +3,9 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.reductions.shared_kernels import PLAIN, element_of, finished, folded, merged, offset_of
 
@@ -13,7 +13,7 @@ from triplan.backends.triton.reductions.shared_kernels import PLAIN, element_of,
 CONSTANT, UNIT, STRIDED = (tl.constexpr(i) for i in range(3))
 
 
-@triton.jit
+@jit
 def _at_lines(pointer, point, lane, kept, along, WHICH: tl.constexpr, STEP: tl.constexpr, ACROSS: tl.constexpr):
     """Where the lines begin in an operand: pointers [ROWS, 1], or one pointer if they share it."""
     if ACROSS:
@@ -27,7 +27,7 @@ def _at_lines(pointer, point, lane, kept, along, WHICH: tl.constexpr, STEP: tl.c
     return pointer
 
 
-@triton.jit
+@jit
 def _values(
     lines,
     scalars,
@@ -64,7 +64,7 @@ def _values(
     return element_of(FUNCTION(loaded, scalars)[0], 0, PLAIN, COMPUTE)
 
 
-@triton.jit
+@jit
 def reduce_expression_kernel(
     inputs,
     scalars,

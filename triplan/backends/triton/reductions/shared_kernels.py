@@ -10,6 +10,7 @@ deviations from it), (maximum; sum of exp(x - maximum)), or (minimum; maximum).
 import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.offsets_kernels import quotient
 
 #: KIND: what is accumulated.
@@ -20,7 +21,7 @@ PLAIN, NONZERO, ABSOLUTE, SQUARE, POWER = (tl.constexpr(i) for i in range(5))
 KEEP, MEAN, VARIANCE, DEVIATION, ROOT, INVERSE_POWER, LOGARITHM, POSITION = (tl.constexpr(i) for i in range(8))
 
 
-@triton.jit
+@jit
 def offset_of(point, dims, WHICH: tl.constexpr, VECTOR: tl.constexpr = 1):
     """The offset of ``point``, numbered row-major over ``dims``: (size, stride, ...) of each, innermost first.
 
@@ -39,7 +40,7 @@ def offset_of(point, dims, WHICH: tl.constexpr, VECTOR: tl.constexpr = 1):
     return at
 
 
-@triton.jit
+@jit
 def lines_of(unit, lanes, outer, kept, along, ACROSS: tl.constexpr, ROWS: tl.constexpr, POINT_TYPE: tl.constexpr):
     """(offsets in x, in out, in the second result, numbers, which exist) of the ROWS results of group ``unit``.
 
@@ -64,7 +65,7 @@ def lines_of(unit, lanes, outer, kept, along, ACROSS: tl.constexpr, ROWS: tl.con
     return x_at, out_at, second_at, number, live
 
 
-@triton.jit
+@jit
 def element_of(v, order, MAP: tl.constexpr, COMPUTE: tl.constexpr):
     """The element ``v`` as it is accumulated: MAP(v) in COMPUTE."""
     if v.dtype.is_floating() and v.dtype.primitive_bitwidth < 32:
@@ -82,18 +83,18 @@ def element_of(v, order, MAP: tl.constexpr, COMPUTE: tl.constexpr):
     return v
 
 
-@triton.jit
+@jit
 def shift_of(top):
     """What is subtracted from exponents: the largest of them if it is finite, else 0."""
     return tl.where(tl.abs(top) == float("inf"), 0.0, top)
 
 
-@triton.jit
+@jit
 def larger(a, v):
     return tl.maximum(a, v, propagate_nan=tl.PropagateNan.ALL)
 
 
-@triton.jit
+@jit
 def smaller(a, v):
     return tl.minimum(a, v, propagate_nan=tl.PropagateNan.ALL)
 
@@ -104,7 +105,7 @@ def opposite(identity):
     return -identity if isinstance(identity, float) else ~identity
 
 
-@triton.jit
+@jit
 def merged(a, b, v, w, live, KIND: tl.constexpr, IDENTITY: tl.constexpr):
     """The accumulators (a, b) merged with (v, w) where ``live`` (None: everywhere). Not of MOMENTS, which need counts.
 
@@ -146,12 +147,12 @@ def merged(a, b, v, w, live, KIND: tl.constexpr, IDENTITY: tl.constexpr):
     return a, b
 
 
-@triton.jit
+@jit
 def _times(a, b):
     return a * b
 
 
-@triton.jit
+@jit
 def extremum_of(a, LARGEST: tl.constexpr):
     """(extremum of each row, whether it holds a NaN)."""
     if a.dtype.is_floating():
@@ -164,7 +165,7 @@ def extremum_of(a, LARGEST: tl.constexpr):
     return top, odd
 
 
-@triton.jit
+@jit
 def position_of(a, b, top, odd):
     """The smallest position ``b``, of i32 or i64, at which a equals ``top``, or at which it is NaN if ``odd``."""
     LAST: tl.constexpr = 0x7FFFFFFF if b.dtype == tl.int32 else 0x7FFFFFFFFFFFFFFF
@@ -172,7 +173,7 @@ def position_of(a, b, top, odd):
     return tl.min(tl.where(is_it, b, LAST), 1)
 
 
-@triton.jit
+@jit
 def folded(a, b, count, n, KIND: tl.constexpr):
     """The accumulators [ROWS, BLOCK] of a tile merged into one for each row: (a, b) [ROWS].
 
@@ -206,7 +207,7 @@ def folded(a, b, count, n, KIND: tl.constexpr):
     return a, b
 
 
-@triton.jit
+@jit
 def finished(a, b, n, correction, order, FINISH: tl.constexpr):
     """The result FINISH(a, b) of an accumulator of ``n`` elements."""
     if FINISH == MEAN:
@@ -226,7 +227,7 @@ def finished(a, b, n, correction, order, FINISH: tl.constexpr):
     return a
 
 
-@triton.jit
+@jit
 def store_second(at, a, b, mask, KIND: tl.constexpr):
     """Store the second result of the accumulators (a, b): the mean beside a variance, else b."""
     tl.store(at, (a if KIND == MOMENTS else b).to(at.dtype.element_ty), mask=mask)

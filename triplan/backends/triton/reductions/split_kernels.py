@@ -3,9 +3,9 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.reductions.shared_kernels import (
     ARGMAX,
@@ -21,7 +21,7 @@ from triplan.backends.triton.reductions.shared_kernels import (
 )
 
 
-@triton.jit
+@jit
 def merge_kernel(
     firsts,
     seconds,

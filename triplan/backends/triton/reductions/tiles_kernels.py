@@ -6,9 +6,9 @@ Where a line begins between two vectors, the elements beside it in its first and
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.reductions.shared_kernels import (
     ARGMAX,
@@ -27,7 +27,7 @@ from triplan.backends.triton.reductions.shared_kernels import (
 )
 
 
-@triton.jit
+@jit
 def taken(
     x,
     x_at,
@@ -54,7 +54,7 @@ def taken(
     return element_of(v, order, MAP, COMPUTE)
 
 
-@triton.jit
+@jit
 def step_of(a, b, v, live, steps, KIND: tl.constexpr, IDENTITY: tl.constexpr):
     """The accumulators (a, b) with the elements ``v``, the ``steps``-th of each accumulator.
 
@@ -77,7 +77,7 @@ def step_of(a, b, v, live, steps, KIND: tl.constexpr, IDENTITY: tl.constexpr):
     return a, b
 
 
-@triton.jit
+@jit
 def edge_of(
     x,
     a,
@@ -108,7 +108,7 @@ def edge_of(
     return step_of(a, b, v, live, step + 1, KIND, IDENTITY)
 
 
-@triton.jit
+@jit
 def reduce_kernel(
     x,
     out,

@@ -3,14 +3,14 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.indices_kernels import resolve
 from triplan.backends.triton.common.rows_kernels import axis_offset
 
 
-@triton.jit
+@jit
 def owners_kernel(slots, owners, tokens, sequence, slot_count, BLOCK: tl.constexpr):
     """owners[slot] = max(owners[slot], the tokens of that slot).
 

@@ -6,14 +6,14 @@ With a cache, other programs copy heads of values to it.
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.indices_kernels import report, resolve
 from triplan.backends.triton.common.rows_kernels import axis_offset
 
 
-@triton.jit
+@jit
 def rotary_kernel(
     q,
     k,
@@ -170,7 +170,7 @@ def rotary_kernel(
         )
 
 
-@triton.jit
+@jit
 def _rotate(
     heads,
     group,
@@ -204,7 +204,7 @@ def _rotate(
         _rotate_tile(heads, head, b, s, live, at, c, d, half, rest, eps, HEADS, BLOCK, REST, INTERLEAVED, NORM, CACHE)
 
 
-@triton.jit
+@jit
 def _rotate_tile(
     heads,
     first_head,
@@ -280,7 +280,7 @@ def _rotate_tile(
         tl.store(target + axis_offset(other + 2 * half, out[1][3]), kept, mask=written & (other < rest))
 
 
-@triton.jit
+@jit
 def _copy_tile(heads, first_head, b, s, page, place, written, length, HEADS: tl.constexpr, COLUMNS: tl.constexpr):
     """Copy HEADS heads of the tokens (``b``, ``s``) [TOKENS], of ``length`` elements, to row ``place`` of a page."""
     count, x, out = heads
@@ -295,7 +295,7 @@ def _copy_tile(heads, first_head, b, s, page, place, written, length, HEADS: tl.
         tl.store(target + axis_offset(column, out[1][3]), values, mask=known)
 
 
-@triton.jit
+@jit
 def _slot(slots, owners, token, b, s, live, count):
     """The rows of the caches of tokens (b, s) [TOKENS], and which of them are written: those within ``count``."""
     slot = tl.load(slots[0] + _offset(slots[1], b, s), mask=live, other=0)
@@ -306,7 +306,7 @@ def _slot(slots, owners, token, b, s, live, count):
     return slot, written
 
 
-@triton.jit
+@jit
 def _offset(strides, b, s, column=None):
     """Offsets of tokens (b, s) [TOKENS], or of their elements (b, s, column) [TOKENS, BLOCK]."""
     offset = axis_offset(b, strides[0]) + axis_offset(s, strides[1])
@@ -315,7 +315,7 @@ def _offset(strides, b, s, column=None):
     return offset
 
 
-@triton.jit
+@jit
 def _heads(strides, head, b, s):
     """Offsets of the heads ``head`` of tokens (b, s), [HEADS, TOKENS, 1]."""
     return axis_offset(head, strides[2])[:, None, None] + _offset(strides, b, s)[None, :, None]

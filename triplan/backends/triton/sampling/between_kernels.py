@@ -8,9 +8,9 @@ whatever chunks the logits are in.
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.philox_kernels import as_i64
 from triplan.backends.triton.sampling.shared_kernels import (
     NO_KEY,
@@ -29,7 +29,7 @@ from triplan.backends.triton.sampling.shared_kernels import (
 UNIT = tl.constexpr(16)
 
 
-@triton.jit
+@jit
 def units_of(counts, row, chunks, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, PLACES: tl.constexpr):
     """(logits to read of each chunk, units before the end of each), [CHUNKS] i32."""
     chunk = tl.arange(0, CHUNKS)
@@ -38,7 +38,7 @@ def units_of(counts, row, chunks, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, PLA
     return size, tl.cumsum((size + UNIT - 1) // UNIT, 0)
 
 
-@triton.jit
+@jit
 def load_units(
     between,
     at,
@@ -76,14 +76,14 @@ def load_units(
     return x, tl.where(is_there & (key >= bracket[0]) & (key <= bracket[1]), key, NO_KEY), chunk
 
 
-@triton.jit
+@jit
 def by_chunks(mass, chunk, CHUNKS: tl.constexpr):
     """Sums of ``mass`` [UNITS, UNIT] i64 over units of one chunk: [CHUNKS]."""
     is_own = chunk[:, None] == tl.arange(0, CHUNKS)[None, :]
     return tl.sum(tl.where(is_own, tl.sum(mass, 1)[:, None], 0), 0)
 
 
-@triton.jit
+@jit
 def fewer_between(
     between,
     at,
@@ -146,7 +146,7 @@ def fewer_between(
     return low, high, beyond
 
 
-@triton.jit
+@jit
 def kept_between(
     between,
     counts,

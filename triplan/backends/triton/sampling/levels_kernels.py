@@ -6,9 +6,9 @@ What follows from them is checked, so estimates are f32 and need not be the same
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.sampling.narrow_kernels import has_few
 from triplan.backends.triton.sampling.shared_kernels import LOG2_E, MOST, load_logits, rate_of, sum_and_ends
@@ -29,14 +29,14 @@ MEDIAN_ERROR = tl.constexpr(2.0)
 MISSES = tl.constexpr(0.03)
 
 
-@triton.jit
+@jit
 def rate_f32(temperature, row, stride):
     """1 / temperature in units of log(2), for estimates: f32 that is neither 0 nor infinite."""
     rate, _ = rate_of(temperature, row, stride)
     return tl.minimum(tl.maximum(rate * LOG2_E, 1e-30), 1e30).to(tl.float32)
 
 
-@triton.jit
+@jit
 def probability_below(error, median):
     """0.5 * error / (median + abs(error)): the probability of a smaller error, less 1/2.
 
@@ -45,13 +45,13 @@ def probability_below(error, median):
     return 0.5 * error / (median + tl.abs(error))
 
 
-@triton.jit
+@jit
 def extremes(a0, a1, b0, b1):
     """(max(a0, b0), min(a1, b1)), of tensors of one shape."""
     return tl.maximum(a0, b0), tl.minimum(a1, b1)
 
 
-@triton.jit
+@jit
 def cell_at(target, upto):
     """Where the running sums ``upto`` [targets, cells] of cells reach each ``target`` [targets]; in cells."""
     target = target[:, None]
@@ -62,7 +62,7 @@ def cell_at(target, upto):
     return whole + tl.minimum(tl.maximum(part, 0.0), 1.0)
 
 
-@triton.jit
+@jit
 def levels_kernel(
     logits,
     row_stride,
@@ -123,7 +123,7 @@ def levels_kernel(
         tl.store(levels + LEVELS, tl.where(is_finite, top, 0.0))
 
 
-@triton.jit
+@jit
 def levels_between(levels, masses, p, row, chunks, CHUNKS: tl.constexpr):
     """(low, high): the threshold of top-p is a logit x with low < x and not x > high; NaN if no level is above it."""
     chunk = tl.arange(0, CHUNKS)

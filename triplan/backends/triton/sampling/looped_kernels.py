@@ -3,9 +3,9 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.philox_kernels import as_i64
 from triplan.backends.triton.sampling.shared_kernels import (
     NO_KEY,
@@ -20,7 +20,7 @@ from triplan.backends.triton.sampling.shared_kernels import (
 )
 
 
-@triton.jit
+@jit
 def smallest_kept(at, stride, n, lowest, scale, bound, MASS: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr):
     """The smallest key t such that the weight of greater keys is below ``bound`` (f64), as an i32 scalar.
 
@@ -53,7 +53,7 @@ def smallest_kept(at, stride, n, lowest, scale, bound, MASS: tl.constexpr, STEPS
     return found.to(tl.int32)
 
 
-@triton.jit
+@jit
 def kept_masses(at, stride, start, n, lowest, least, scale, BLOCK: tl.constexpr):
     """Masses of a block, 0 of those whose key is below ``lowest`` or whose mass is below ``least`` (f64)."""
     col, x = load_block(at, stride, start, n, BLOCK)
@@ -62,7 +62,7 @@ def kept_masses(at, stride, start, n, lowest, least, scale, BLOCK: tl.constexpr)
     return col, tl.where(dropped, 0, mass)
 
 
-@triton.jit
+@jit
 def looped_token(at, stride, n, row, each, strides, STEPS: tl.constexpr, BLOCK: tl.constexpr):
     """The token of the row at ``at``: the first i with mass[0] + ... + mass[i] > u * sum(mass), of those that stay."""
     temperature, top_k, top_p, min_p, seed, position, _ = each
@@ -111,7 +111,7 @@ def looped_token(at, stride, n, row, each, strides, STEPS: tl.constexpr, BLOCK: 
     return tl.where(is_bad, as_i64(-1), tl.sum(skipped, 0))
 
 
-@triton.jit
+@jit
 def sample_kernel(logits, row_stride, stride, n, each, strides, STEPS: tl.constexpr, BLOCK: tl.constexpr):
     """out[row] = ``looped_token`` of the row. A program takes one row.
 

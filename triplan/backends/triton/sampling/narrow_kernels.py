@@ -3,9 +3,9 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.common.philox_kernels import as_i64
 from triplan.backends.triton.sampling.shared_kernels import (
@@ -35,7 +35,7 @@ NEIGHBOURS = tl.constexpr(16)
 SMALL = tl.constexpr(2048)
 
 
-@triton.jit
+@jit
 def has_few(each, strides, row, n):
     """Whether a row is one of ``narrow_kernel``: it has top-k, or its largest logit is taken."""
     is_few = False
@@ -46,7 +46,7 @@ def has_few(each, strides, row, n):
     return is_few
 
 
-@triton.jit
+@jit
 def token_of_few(x, col, known, n, row, low, best, rate, is_greedy, each, strides):
     """The token of a row of which no other tokens than the ``known`` of a block can be drawn.
 
@@ -73,7 +73,7 @@ def token_of_few(x, col, known, n, row, low, best, rate, is_greedy, each, stride
     return tl.sum(tl.where(tl.arange(0, x.shape[0]) == place, col, 0), 0).to(tl.int64)
 
 
-@triton.jit
+@jit
 def token_of_groups(
     places,
     count,
@@ -99,7 +99,7 @@ def token_of_groups(
     return token_of_few(x, col, is_taken, n, row, low, best, rate, is_greedy, each, strides)
 
 
-@triton.jit
+@jit
 def narrow_kernel(
     logits,
     row_stride,

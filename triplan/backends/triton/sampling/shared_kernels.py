@@ -7,9 +7,9 @@ of a search for the smallest key that stays leaves a quarter of those that may b
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.philox_kernels import as_i64, polynomial, words_of
 from triplan.backends.triton.common.rows_kernels import axis_offset
 
@@ -31,33 +31,33 @@ NO_KEY = tl.constexpr(-(1 << 31))
 LEAST_KEY = tl.constexpr(-0x7F800001)
 
 
-@triton.jit
+@jit
 def load_logits(at, stride, col, known):
     """Logits in f32; -inf where they are not ``known``."""
     return tl.load(at + axis_offset(col, stride), mask=known, other=-float("inf")).to(tl.float32)
 
 
-@triton.jit
+@jit
 def load_block(at, stride, start, n, BLOCK: tl.constexpr):
     """(columns, logits in f32) of a block of a row; -inf beyond its end."""
     col = start + tl.arange(0, BLOCK)
     return col, load_logits(at, stride, col, col < n)
 
 
-@triton.jit
+@jit
 def key_of(x):
     """Integers i32 in the order of f32 numbers ``x``; -0 and 0 have one."""
     bits = tl.where(x == 0.0, 0, x.to(tl.int32, bitcast=True))
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
-@triton.jit
+@jit
 def value_of(key):
     """The number whose key is ``key``; 0 of -0."""
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@jit
 def rate_of(temperature, row, stride):
     """(1 / temperature as f64, whether the largest logit is taken): 1 / 0 where it is."""
     t = tl.load(temperature + row * stride).to(tl.float64)
@@ -65,7 +65,7 @@ def rate_of(temperature, row, stride):
     return 1.0 / tl.where(is_greedy, 0.0, t), is_greedy
 
 
-@triton.jit
+@jit
 def scale_of(rate, top):
     """What ``mass_of`` takes of a row: (largest logit in f64, rate in units of log(2), f32 up to which no mass is).
 
@@ -78,7 +78,7 @@ def scale_of(rate, top):
     return tl.minimum(top, MOST).to(tl.float64), tl.minimum(rate, 1e60) * LOG2_E, lowest
 
 
-@triton.jit
+@jit
 def exp2_near(r):
     """2**r of f64 |r| <= 1/2, within 2**-50: 1 + r * q(r), with q by interpolation at the Chebyshev nodes."""
     return polynomial(
@@ -99,7 +99,7 @@ def exp2_near(r):
     )
 
 
-@triton.jit
+@jit
 def mass_of(x, scale):
     """2**40 * exp((x - top) / temperature), rounded to an i64, of logits ``x`` (f32) of a row of ``scale_of``.
 
@@ -118,14 +118,14 @@ def mass_of(x, scale):
     return tl.where(x > lowest, mass, 0)
 
 
-@triton.jit
+@jit
 def part_of(p, total):
     """The mass that greater logits must have for a token to be dropped by top_p = ``p`` of ``total``; f64."""
     bound = p * total.to(tl.float64)
     return tl.where(bound > 1.0, bound, 1.0)
 
 
-@triton.jit
+@jit
 def least_of(min_p, row, stride):
     """The least mass that min_p keeps, f64; 0 if there is no such filter."""
     least = tl.full((), 0.0, tl.float64)
@@ -135,7 +135,7 @@ def least_of(min_p, row, stride):
     return least
 
 
-@triton.jit
+@jit
 def drawn(seed, position, row, seed_stride, position_stride, total, is_greedy):
     """floor(w * total / 2**64), where w is the row's 64-bit word; 0 if the largest logit is taken."""
     w0, w1, _, _ = words_of(
@@ -146,7 +146,7 @@ def drawn(seed, position, row, seed_stride, position_stride, total, is_greedy):
     return tl.where(is_greedy, as_i64(0), chosen)
 
 
-@triton.jit
+@jit
 def pivots_of(low, high):
     """Three keys (i32) that divide low + 1 ... high into quarters; some are equal if it has fewer than 4 keys.
 
@@ -165,20 +165,20 @@ def pivots_of(low, high):
     )
 
 
-@triton.jit
+@jit
 def counts_from(key, pivots):
     """1 for each pivot that ``key`` reaches, as i64 fields of 20 bits."""
     found = (key >= pivots[0]).to(tl.int64) + ((key >= pivots[1]).to(tl.int64) << 20)
     return found + ((key >= pivots[2]).to(tl.int64) << 40)
 
 
-@triton.jit
+@jit
 def add_four(a0, a1, a2, a3, b0, b1, b2, b3):
     """The sums of four pairs of tensors of one shape."""
     return a0 + b0, a1 + b1, a2 + b2, a3 + b3
 
 
-@triton.jit
+@jit
 def narrowed(search, pivots, sums, counts, bound):
     """(low, high, left, over) of a search after a step.
 
@@ -198,26 +198,26 @@ def narrowed(search, pivots, sums, counts, bound):
     return low, high, left, over
 
 
-@triton.jit
+@jit
 def goes_on(search, fits):
     """Whether a search still has several keys to choose from, and more than ``fits`` from the lower end on."""
     low, high, left, over = search
     return (low < high) & (left > fits) & (left - over > 1)
 
 
-@triton.jit
+@jit
 def sum_and_ends(a0, a1, a2, b0, b1, b2):
     """(a0 + b0, max(a1, b1), min(a2, b2)), of tensors of one shape."""
     return a0 + b0, tl.maximum(a1, b1), tl.minimum(a2, b2)
 
 
-@triton.jit
+@jit
 def survey(a0, a1, a2, a3, b0, b1, b2, b3):
     """(a0 + b0, a1 + b1, min(a2, b2), max(a3, b3)), of tensors of one shape."""
     return a0 + b0, a1 + b1, tl.minimum(a2, b2), tl.maximum(a3, b3)
 
 
-@triton.jit
+@jit
 def guess_of(low, high, above, total, bound):
     """Pivots about the key at which ``bound`` is reached if the weights are spread evenly over low ... high.
 
@@ -235,7 +235,7 @@ def guess_of(low, high, above, total, bound):
     )
 
 
-@triton.jit
+@jit
 def threshold_of(key, weight, above, low, bound, fits):
     """(t, whether the weights reach ``bound``). From t on are those keys k with above + sum(weight[key > k]) < bound.
 

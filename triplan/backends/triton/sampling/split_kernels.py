@@ -19,9 +19,9 @@ token is the same.
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.common.philox_kernels import as_i64
 from triplan.backends.triton.sampling.between_kernels import UNIT, kept_between
@@ -46,13 +46,13 @@ from triplan.backends.triton.sampling.shared_kernels import (
 SHARP = tl.constexpr(2.0**60)
 
 
-@triton.jit
+@jit
 def larger(a, b):
     """max(a, b), of tensors of one shape; NaN if one is."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
-@triton.jit
+@jit
 def chunks_kernel(
     logits,
     row_stride,
@@ -107,7 +107,7 @@ def chunks_kernel(
             tl.store(masses + LEVELS * chunks, tl.sum(total, 0))
 
 
-@triton.jit
+@jit
 def ones_of(bits):
     """How many bits of an i32 are 1: sums of 2, 4 and 8 neighbours, then of the four bytes by a product."""
     pairs = bits - ((bits >> 1) & 0x55555555)
@@ -115,13 +115,13 @@ def ones_of(bits):
     return (((fours + (fours >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24
 
 
-@triton.jit
+@jit
 def sums_and_most(a0, a1, a2, a3, b0, b1, b2, b3):
     """(a0 + b0, a1 + b1, a2 + b2, max(a3, b3)), of tensors of one shape."""
     return a0 + b0, a1 + b1, a2 + b2, tl.maximum(a3, b3)
 
 
-@triton.jit
+@jit
 def masses_kernel(
     logits,
     row_stride,
@@ -216,7 +216,7 @@ def masses_kernel(
             tl.store(sums + 2 * chunks, tl.sum(of_kept, 0))
 
 
-@triton.jit
+@jit
 def finish_kernel(
     logits,
     row_stride,

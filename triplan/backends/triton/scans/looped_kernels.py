@@ -6,14 +6,14 @@ Operands of shape [outer, lanes, n], their strides and ``blocks``: see ``common/
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import axis_offset, group_lanes, row_pointers
 from triplan.backends.triton.scans.shared_kernels import combine, compose, edge, or_identity, scan
 
 
-@triton.jit
+@jit
 def scan_looped_kernel(
     x,
     out,
@@ -51,7 +51,7 @@ def scan_looped_kernel(
         carried = edge(y, BLOCK, REVERSE)
 
 
-@triton.jit
+@jit
 def cumprod_backward_looped_kernel(
     dout,
     x,

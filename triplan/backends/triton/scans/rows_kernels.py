@@ -6,14 +6,14 @@ Operands of shape [outer, lanes, n], their strides and ``blocks``: see ``common/
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import element_pointers, group_lanes
 from triplan.backends.triton.scans.shared_kernels import compose, or_identity, scan
 
 
-@triton.jit
+@jit
 def scan_rows_kernel(
     x,
     out,
@@ -42,7 +42,7 @@ def scan_rows_kernel(
     tl.store(element_pointers(out, out_strides, outer, sizes, lane, col), y.to(out.dtype.element_ty), mask=live)
 
 
-@triton.jit
+@jit
 def cumprod_backward_rows_kernel(
     dout,
     x,

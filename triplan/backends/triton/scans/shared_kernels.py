@@ -6,17 +6,18 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 
-@triton.jit
+
+@jit
 def combine(a, b, PRODUCT: tl.constexpr):
     """a * b with PRODUCT, else a + b."""
     return a * b if PRODUCT else a + b
 
 
-@triton.jit
+@jit
 def or_identity(v, live, PRODUCT: tl.constexpr):
     """``v``, which was loaded with 0 where not ``live``; for a PRODUCT, 1 there.
 
@@ -25,7 +26,7 @@ def or_identity(v, live, PRODUCT: tl.constexpr):
     return tl.where(live, v, 1) if PRODUCT else v
 
 
-@triton.jit
+@jit
 def scan(v, PRODUCT: tl.constexpr, REVERSE: tl.constexpr):
     """Cumulative sums (with PRODUCT, products) of ``v`` [ROWS, BLOCK] along rows; with REVERSE, from their ends."""
     if PRODUCT:
@@ -35,7 +36,7 @@ def scan(v, PRODUCT: tl.constexpr, REVERSE: tl.constexpr):
     return y
 
 
-@triton.jit
+@jit
 def compose(a, b, later_a, later_b):
     """(later_a * a, later_b + later_a * b): the composition of the maps s -> b + a * s and s -> later_b + later_a * s.
 
@@ -44,7 +45,7 @@ def compose(a, b, later_a, later_b):
     return later_a * a, later_b + later_a * b
 
 
-@triton.jit
+@jit
 def edge(y, BLOCK: tl.constexpr, FIRST: tl.constexpr):
     """The first or last column of ``y`` [ROWS, BLOCK], as [ROWS, 1]. It is summed with zeros, which is exact."""
     at: tl.constexpr = 0 if FIRST else BLOCK - 1

@@ -8,14 +8,14 @@ rows in the L2 cache for the last one, which loads with ``evict_first``.
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import axis_offset, row_pointers
 from triplan.backends.triton.scans.shared_kernels import combine, edge, or_identity, scan
 
 
-@triton.jit
+@jit
 def scan_totals_kernel(
     x,
     totals,
@@ -44,7 +44,7 @@ def scan_totals_kernel(
     tl.store(totals + tl.program_id(0) + tl.zeros((1, 1), tl.int32), total)
 
 
-@triton.jit
+@jit
 def scan_finish_kernel(
     x,
     out,

@@ -11,9 +11,9 @@ the second one with ``evict_first``.
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import (
     accumulate_softmax,
     axis_offset,
@@ -24,7 +24,7 @@ from triplan.backends.triton.common.rows_kernels import (
 from triplan.backends.triton.softmax.shared_kernels import gradient_of, gradient_term, softmax_of
 
 
-@triton.jit
+@jit
 def softmax_looped_kernel(
     x,
     out,
@@ -79,7 +79,7 @@ def softmax_looped_kernel(
             tl.store(to + axis_offset(col, out_strides[2]), y.to(out.dtype.element_ty), mask=inside & (col < n))
 
 
-@triton.jit
+@jit
 def softmax_backward_looped_kernel(
     dout,
     out,

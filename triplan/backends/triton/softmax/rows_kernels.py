@@ -7,9 +7,9 @@ The maximum ignores NaN, as the hardware's does. A NaN then enters the sum, and 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import (
     ONE_BASIC_BLOCK,
     element_pointers,
@@ -20,7 +20,7 @@ from triplan.backends.triton.common.rows_kernels import (
 from triplan.backends.triton.softmax.shared_kernels import gradient_of, gradient_term, softmax_of
 
 
-@triton.jit
+@jit
 def _lives(lane, lanes, n, PIECES: tl.constexpr, BLOCK: tl.constexpr):
     """Which elements [ROWS, BLOCK] of each piece of the rows ``lane`` exist. All pieces but the last are whole."""
     lives = ()
@@ -32,7 +32,7 @@ def _lives(lane, lanes, n, PIECES: tl.constexpr, BLOCK: tl.constexpr):
     return lives
 
 
-@triton.jit
+@jit
 def _loaded(at, lives, other, BLOCK: tl.constexpr):
     """The pieces of the rows whose first pieces are ``at``; where there are several, each row is contiguous."""
     values = ()
@@ -41,7 +41,7 @@ def _loaded(at, lives, other, BLOCK: tl.constexpr):
     return values
 
 
-@triton.jit
+@jit
 def _converted(values, COMPUTE: tl.constexpr):
     """``values``, pieces [ROWS, BLOCK], in COMPUTE."""
     found = ()
@@ -50,7 +50,7 @@ def _converted(values, COMPUTE: tl.constexpr):
     return found
 
 
-@triton.jit
+@jit
 def softmax_rows_kernel(
     x,
     out,
@@ -101,7 +101,7 @@ def softmax_rows_kernel(
         tl.store(to + i * BLOCK, y[i].to(out.dtype.element_ty), mask=lives[i])
 
 
-@triton.jit
+@jit
 def softmax_backward_rows_kernel(
     dout,
     out,

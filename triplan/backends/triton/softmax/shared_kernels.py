@@ -6,13 +6,13 @@ Elements are in the compute element: f32, or f64 for operands of f64.
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import exponential
 
 
-@triton.jit
+@jit
 def softmax_of(v, top, total, LOG: tl.constexpr):
     """exp(v - top) / total; with LOG, v - top - log(total).
 
@@ -22,13 +22,13 @@ def softmax_of(v, top, total, LOG: tl.constexpr):
     return v - tl.log(total) if LOG else exponential(v) * (1.0 / total)
 
 
-@triton.jit
+@jit
 def gradient_term(dy, y, LOG: tl.constexpr):
     """dy * y; with LOG, dy: the terms of the row's sum in ``gradient_of``."""
     return dy if LOG else dy * y
 
 
-@triton.jit
+@jit
 def gradient_of(dy, y, total, LOG: tl.constexpr):
     """y * (dy - total); with LOG, dy - exp(y) * total.
 

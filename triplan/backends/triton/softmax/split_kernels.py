@@ -12,9 +12,9 @@ The first launch loads with ``evict_last``, to keep the rows in the cache for th
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import (
     axis_offset,
     merge_softmax_parts,
@@ -24,7 +24,7 @@ from triplan.backends.triton.common.rows_kernels import (
 from triplan.backends.triton.softmax.shared_kernels import gradient_of, gradient_term, softmax_of
 
 
-@triton.jit
+@jit
 def softmax_partial_kernel(
     x,
     tops,
@@ -50,7 +50,7 @@ def softmax_partial_kernel(
     store_softmax_part(v, tops, totals)
 
 
-@triton.jit
+@jit
 def softmax_finish_kernel(
     x,
     out,
@@ -83,7 +83,7 @@ def softmax_finish_kernel(
     tl.store(to + axis_offset(col, out_strides[2]), y.to(out.dtype.element_ty), mask=live)
 
 
-@triton.jit
+@jit
 def softmax_backward_partial_kernel(
     dout,
     out,
@@ -117,7 +117,7 @@ def softmax_backward_partial_kernel(
     tl.store(totals + tl.program_id(0), tl.sum(gradient_term(dy, y, LOG), 0))
 
 
-@triton.jit
+@jit
 def softmax_backward_finish_kernel(
     dout,
     out,

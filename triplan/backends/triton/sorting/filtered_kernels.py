@@ -10,14 +10,14 @@ elements are kept that do not come behind that k-th one: k at least, and in rand
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import axis_offset
 from triplan.backends.triton.sorting.shared_kernels import load_keys
 
 
-@triton.jit
+@jit
 def kth_bound(key, counted, k, bits, lowest):
     """An integer that ``k`` of the ``key`` that are ``counted`` do not pass, more only if they equal the k-th of them.
 
@@ -36,7 +36,7 @@ def kth_bound(key, counted, k, bits, lowest):
     return found - is_between
 
 
-@triton.jit
+@jit
 def first_groups(key, place, k, BITS: tl.constexpr):
     """(which k pairs of ``key`` and ``place`` come first, and a key and a place that these do not pass)."""
     last = kth_bound(key, key == key, k, BITS, tl.full((), -(1 << (BITS - 1)), key.dtype))
@@ -49,7 +49,7 @@ def first_groups(key, place, k, BITS: tl.constexpr):
     return (key < last) | (is_equal & (place <= at)), last, at
 
 
-@triton.jit
+@jit
 def filtered_kernel(
     x,
     order,

@@ -7,14 +7,14 @@ are of integers, so that nothing depends on their order.
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import axis_offset
 from triplan.backends.triton.sorting.shared_kernels import DIGITS, digit_of, load_keys
 
 
-@triton.jit
+@jit
 def kth_key(
     at,
     stride,
@@ -45,7 +45,7 @@ def kth_key(
     return found, left
 
 
-@triton.jit
+@jit
 def kth_kernel(
     x,
     values,
@@ -79,7 +79,7 @@ def kth_kernel(
     tl.store(indices + row * indices_strides[0], index.to(tl.int64))
 
 
-@triton.jit
+@jit
 def topk_kernel(
     x,
     values,

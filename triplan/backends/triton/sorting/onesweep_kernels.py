@@ -13,10 +13,10 @@ Elements of up to 4 bytes travel with their position in one word of 64 bits, oth
 # mypy: ignore-errors
 # (Gluon's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
 from triplan.backends.runtime.gluon import gl, gluon, thread_barrier
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import axis_offset
 from triplan.backends.triton.sorting.ranking_kernels import (
     COUNTERS,
@@ -109,7 +109,7 @@ def count_kernel(
         gl.atomic_add(counts + (row * PASSES + PASS) * DIGITS + digit, found, mask=found > 0, sem="relaxed")
 
 
-@triton.jit
+@jit
 def starts_kernel(counts, lines, DIGITS: tl.constexpr, GROUP: tl.constexpr):
     """counts[l, d] = sum of counts[l, earlier digits]. counts: [lines, DIGITS] of i32. A program takes GROUP lines."""
     line = tl.program_id(0) * GROUP + tl.arange(0, GROUP)[:, None]

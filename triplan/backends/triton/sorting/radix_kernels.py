@@ -12,17 +12,18 @@ are computed anew in each pass: so the last pass writes the results.
 import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import axis_offset
 from triplan.backends.triton.sorting.shared_kernels import DIGITS, digit_of, key_of, load_keys
 
 
-@triton.jit
+@jit
 def bits_along(AXES: tl.constexpr, AXIS: tl.constexpr):
     """0 and 1 along ``AXIS`` of a hypercube of ``AXES`` axes."""
     return tl.reshape(tl.arange(0, 2), [1] * AXIS + [2] + [1] * (AXES - AXIS - 1))
 
 
-@triton.jit
+@jit
 def compared(cube, AXES: tl.constexpr, AXIS: tl.constexpr):
     """The smaller of two neighbours along ``AXIS`` at 0, the larger one at 1."""
     other = cube ^ tl.xor_sum(cube, AXIS, keep_dims=True)
@@ -35,7 +36,7 @@ def axis_of(bit, axes, thread):
     return thread - 1 - bit if bit < thread else axes - 1 - (bit - thread)
 
 
-@triton.jit
+@jit
 def sorted_tickets(ticket, LOG: tl.constexpr, THREAD: tl.constexpr):
     """Distinct integers, [2**LOG], in ascending order: a bitonic network. Any i32 above -(2**31) may occur.
 
@@ -56,12 +57,12 @@ def sorted_tickets(ticket, LOG: tl.constexpr, THREAD: tl.constexpr):
     return tl.reshape(tl.trans(tl.reshape(cube, [2**THREAD, 2 ** (LOG - THREAD)])), [2**LOG])
 
 
-@triton.jit
+@jit
 def larger(a, b):
     return tl.maximum(a, b)
 
 
-@triton.jit
+@jit
 def tiles_kernel(
     x,
     x_strides,
@@ -105,7 +106,7 @@ def tiles_kernel(
     tl.store(of_digit + digit * (tiles + 1), lane - first + 1, mask=is_last)
 
 
-@triton.jit
+@jit
 def scan_kernel(counts, tiles, GROUP: tl.constexpr, BLOCK: tl.constexpr):
     """counts[l, t] = sum of counts[l, earlier tiles]; counts[l, tiles] = the sum over all.
 
@@ -122,7 +123,7 @@ def scan_kernel(counts, tiles, GROUP: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(at + tiles, before)
 
 
-@triton.jit
+@jit
 def scatter_kernel(
     x,
     order,

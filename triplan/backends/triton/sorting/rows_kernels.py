@@ -6,14 +6,14 @@ A key and its position are packed into one integer: these are distinct, so that 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import axis_offset
 from triplan.backends.triton.sorting.shared_kernels import load_keys
 
 
-@triton.jit
+@jit
 def positions_in_order(key, live, BITS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """The positions of the keys [ROWS, BLOCK] of each row in their stable order; those that are not ``live`` last.
 
@@ -36,7 +36,7 @@ def positions_in_order(key, live, BITS: tl.constexpr, ROWS: tl.constexpr, BLOCK:
     return place
 
 
-@triton.jit
+@jit
 def sort_rows_kernel(
     x,
     values,

@@ -3,13 +3,13 @@
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import axis_offset
 
 
-@triton.jit
+@jit
 def comparable(v):
     """``v`` in a type that is compared alike everywhere: f16 and bf16 in f32, narrow integers in i32."""
     if v.dtype.is_floating():
@@ -19,7 +19,7 @@ def comparable(v):
     return found
 
 
-@triton.jit
+@jit
 def searchsorted_kernel(
     sequence,
     sorter,

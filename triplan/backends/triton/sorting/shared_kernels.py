@@ -6,16 +6,16 @@ Elements are read as integers and moved bit by bit: a NaN keeps its payload.
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
-import triton
 import triton.language as tl
 
+from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import axis_offset
 
 #: Digits of the radix searches and sorts.
 DIGITS = tl.constexpr(256)
 
 
-@triton.jit
+@jit
 def key_of(bits, BITS: tl.constexpr, INFINITY: tl.constexpr, DESCENDING: tl.constexpr):
     """Integers that ascend in the order that is wanted: of BITS significant bits, in i32, or i64 if BITS is 64.
 
@@ -36,13 +36,13 @@ def key_of(bits, BITS: tl.constexpr, INFINITY: tl.constexpr, DESCENDING: tl.cons
     return key
 
 
-@triton.jit
+@jit
 def digit_of(key, shift, BITS: tl.constexpr):
     """The digit of ``key`` at bit ``shift``, i32; the highest one such that larger keys have larger digits."""
     return (((key >> shift) & 255) ^ tl.where(shift == BITS - 8, 128, 0)).to(tl.int32)
 
 
-@triton.jit
+@jit
 def load_keys(at, stride, col, known, BITS: tl.constexpr, INFINITY: tl.constexpr, DESCENDING: tl.constexpr):
     """The keys of the elements ``col`` of the row at ``at``; anything where they are not ``known``."""
     return key_of(tl.load(at + axis_offset(col, stride), mask=known, other=0), BITS, INFINITY, DESCENDING)
