@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import linecache
+from functools import cache
 from typing import Any
 
 import pytest
+import triton
+import triton.language as tl
 
 import triplan as tp
 from triplan.sku import interpreting
@@ -42,3 +46,18 @@ def repeats(plan: tp.Plan[Any, Any]) -> int:
     """How often ``check_plan`` runs each of a grid's problems: on the CPU once, where programs run one after the other.
     (``contracts/guarantees`` runs each entry again, over other rubbish.)"""
     return 2 if plan.target.device_type == "cuda" else 1
+
+
+def empty_kernel(kernel: Any) -> Any:
+    """A kernel of the name and the parameters of ``kernel`` that does nothing, and so compiles fast."""
+    parameters = (f"{p.name}: tl.constexpr" if p.is_constexpr else p.name for p in kernel.params)
+    return _empty(kernel.__name__, ", ".join(parameters))
+
+
+@cache
+def _empty(name: str, parameters: str) -> Any:
+    source, filename = f"def {name}({parameters}):\n    pass\n", f"<{name}({parameters})>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    scope = {"tl": tl, "__name__": __name__}
+    exec(compile(source, filename, "exec"), scope)
+    return triton.jit(scope[name])
