@@ -125,9 +125,11 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[type[tp.Plan[Any, Any]], 
 
 
 @pytest.fixture
-def fresh_compiler() -> Iterator[None]:
+def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """torch.compile with nothing that it compiled before."""
     torch._dynamo.reset()
+    # For its log, dynamo measures how long a graph's guards take: it flushes the processor's caches first.
+    monkeypatch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *args: 0.0)
     # torch's caches on disk do not know when the gradient of a registered op has changed.
     with torch.compiler.config.patch(force_disable_caches=True):
         yield
