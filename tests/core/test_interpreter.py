@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from functools import reduce
+from itertools import product
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
+import triton.runtime.interpreter as triton_interpreter
 
 import triplan as tp
-from triplan.backends.runtime.interpreter import interpret
+from triplan.backends.runtime.interpreter import _repair, interpret
 from triplan.backends.runtime.launch import Launch, Ptr
 
 pytestmark = pytest.mark.interpret
@@ -58,3 +64,54 @@ def test_reductions_keep_the_order_of_neighbours(shape: tuple[int, int], axis: i
     constants = {"M": shape[0], "N": shape[1], "AXIS": axis, "KEEP": keep}
     interpret([Launch(reduce_kernel, 1, pointers, constants)], args, None)
     assert list(zip(x.tolist(), y.tolist(), strict=True)) == expected
+
+
+INTEGERS = (tl.int1, tl.int8, tl.int16, tl.int32, tl.int64, tl.uint8, tl.uint16, tl.uint32, tl.uint64)
+TYPES = (*INTEGERS, tl.float16, tl.bfloat16, tl.float32, tl.float64)
+NUMBERS = (False, True, 0, -1, 200, 2**31, -(2**31) - 1, 2**63, -(2**63), 2**64, 0.0, 2.5, -1e39, float("inf"))
+
+
+def operands() -> dict[str, Any]:
+    """Scalars and blocks of each type, pointers among them, and numbers."""
+    found: dict[str, Any] = {f"number {n!r}": n for n in NUMBERS}
+    for dtype in (*TYPES, tl.pointer_type(tl.float32)):
+        held = triton_interpreter._get_np_dtype(dtype)
+        for shape in ((), (2, 4), (2, 1)):
+            data = (np.arange(prod(shape)) % 2 + 1).astype(held).reshape(shape or 1)
+            handle = triton_interpreter.TensorHandle(data, dtype)
+            found[f"{dtype} {shape}"] = tl.tensor(handle, tl.block_type(dtype, list(shape)) if shape else dtype)
+    return found
+
+
+def outcome(function: Callable[..., Any], *args: Any) -> Any:
+    """Types and bytes of what a function gives, or the error that it raises."""
+    try:
+        found = function(triton_interpreter.TritonSemantic(triton_interpreter.interpreter_builder), *args)
+    except Exception as e:
+        return type(e)
+    held = [(t, t.handle.data) for t in (found if isinstance(found, tuple) else (found,))]
+    return [(str(t.type), str(t.dtype), data.dtype, data.shape, data.tobytes()) for t, data in held]
+
+
+@pytest.mark.parametrize("flags", list(product((False, True), (False, True), (False, True))), ids=str)
+def test_operands_become_what_triton_makes_of_them(flags: tuple[bool, bool, bool]) -> None:
+    """Of operands of all types, beside each other and beside numbers."""
+    _repair()
+    ours, (pointers, arithmetic, div) = triton_interpreter.TritonSemantic.binary_op_type_checking_impl, flags
+    tritons = inspect.getclosurevars(ours).nonlocals["check"]
+    every, results = operands(), []
+    for (a, lhs), (b, rhs) in product(every.items(), every.items()):
+        args = (lhs, rhs, pointers, pointers, arithmetic, div)
+        results.append(outcome(ours, *args))
+        assert results[-1] == outcome(tritons, *args), (a, b)
+    assert sum(isinstance(result, list) for result in results) > len(results) / 2
+
+
+@pytest.mark.parametrize("to", TYPES, ids=str)
+def test_conversions_are_tritons(to: Any) -> None:
+    _repair()
+    ours = triton_interpreter.TritonSemantic.cast
+    for name, value in operands().items():
+        if isinstance(value, tl.tensor) and not value.dtype.is_ptr():
+            given = tl.tensor(value.handle, value.type)
+            assert outcome(ours, given, to) == outcome(inspect.getclosurevars(ours).nonlocals["cast"], given, to), name

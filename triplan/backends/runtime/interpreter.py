@@ -12,7 +12,8 @@ time:
   number of threads and on the row's position in the product.
 - ``InterpreterBuilder.create_fma`` rounds the product of f32.
 - ``_patch_lang`` patches all of ``triton.language`` for each function that a kernel calls, and restores it afterwards.
-  That takes more than half of the interpreter's time. ``_hasten`` halves the rest.
+  That takes more than half of the interpreter's time. ``_hasten`` halves the rest, of which ``_hasten_calls`` takes
+  another part.
 """
 
 from __future__ import annotations
@@ -158,6 +159,7 @@ def _repair() -> None:
     interpreter._patch_lang = patch_once
     _give_libdevice()
     _hasten()
+    _hasten_calls()
 
 
 def _hasten() -> None:
@@ -239,3 +241,96 @@ def _hasten() -> None:
         return [self.to_tensor(r, dtype) for r, dtype in zip(results, types, strict=True)]
 
     interpreter.ReduceOps.generic_reduce = reduce
+
+
+def _hasten_calls() -> None:
+    """Shorten the way from an operation in a kernel to numpy, where types already say what becomes of the operands.
+
+    Operands of one type are not converted, nor is a number that the other operand's type holds converted twice. Types
+    are found in tables rather than made or asked what they are.
+    """
+    import triton.language as tl
+    import triton.runtime.interpreter as interpreter
+
+    semantic, block = interpreter.TritonSemantic, tl.block_type
+    integers = (tl.int8, tl.int16, tl.int32, tl.int64, tl.uint8, tl.uint16, tl.uint32, tl.uint64)
+    ranges = {t.name: (t.get_int_min_value(), t.get_int_max_value()) for t in integers}
+    widths = {t.name: t.int_bitwidth for t in integers if t.is_int_signed()}
+    floats = {tl.float32.name, tl.float64.name}
+    alike = {*ranges, *floats, tl.int1.name}  # two operands of such a type keep it; quotients of f16 are f32
+    plain = {tl.tensor, tl.dtype, int, float, bool, str, type(None)}
+    sizes: dict[str, float] = {}
+    blocks: dict[Any, Any] = {}
+    check, cast, unwrap = semantic.binary_op_type_checking_impl, semantic.cast, tl.core._unwrap_if_constexpr
+    with_element, to_tensor = block.with_element_ty, semantic.to_tensor
+
+    def holds(name: str, value: Any) -> bool:
+        """Whether an operand of type ``name`` beside the number ``value`` decides the type of both."""
+        if type(value) is int:
+            low, high = ranges.get(name, (-(2**63), 2**63 - 1))
+            return low <= value <= high and (name in ranges or name in floats)
+        return type(value) is float and name in floats
+
+    def check_once(
+        self: Any,
+        lhs: Any,
+        rhs: Any,
+        left: bool = False,
+        right: bool = False,
+        arithmetic: bool = True,
+        *div: bool,
+        **by: bool,
+    ) -> Any:
+        tensors = type(lhs) is tl.tensor, type(rhs) is tl.tensor
+        if tensors == (True, True):
+            of = lhs.dtype.name, rhs.dtype.name
+            if (of[0] == of[1] and of[0] in alike) or (left and of[1] in ranges and lhs.dtype.is_ptr()):
+                return self.broadcast_impl_value(lhs, rhs)
+            if arithmetic and of[0] in widths and of[1] in widths:
+                wide = (lhs if widths[of[0]] > widths[of[1]] else rhs).dtype
+                return self.broadcast_impl_value(self.cast(lhs, wide), self.cast(rhs, wide))
+        elif tensors == (True, False) and arithmetic and holds(lhs.dtype.name, rhs):
+            return self.broadcast_impl_value(lhs, self.scalar_constant(rhs, dtype=lhs.dtype))
+        elif tensors == (False, True) and arithmetic and holds(rhs.dtype.name, lhs):
+            return self.broadcast_impl_value(self.scalar_constant(lhs, dtype=rhs.dtype), rhs)
+        return check(self, lhs, rhs, left, right, arithmetic, *div, **by)
+
+    def cast_once(self: Any, value: Any, to: Any, *rounding: Any, **named: Any) -> Any:
+        scalar = to.scalar
+        if value.dtype is scalar:
+            return value
+        if value.dtype.name in widths and scalar.name in widths:
+            found = value.type.with_element_ty(scalar) if value.type.is_block() else scalar
+            return self.tensor(self.builder.create_int_cast(value.handle, found.to_ir(self.builder), True), found)
+        return cast(self, value, to, *rounding, **named)
+
+    def with_element_once(self: Any, element: Any) -> Any:
+        key = element.name, getattr(element, "address_space", None), self.extents
+        if key not in blocks:
+            blocks[key] = with_element(self, element)
+        return blocks[key]
+
+    def fits(array: Any, type: Any) -> bool:
+        """Whether an array's elements are no wider than ``type``, of at least a byte; pointers are not looked at."""
+        if type.name not in sizes:
+            sizes[type.name] = float("inf") if type.is_ptr() else max(type.primitive_bitwidth // 8, 1)
+        return bool(array.itemsize <= sizes[type.name])
+
+    block.with_element_ty, interpreter._validate_np_data_size = with_element_once, fits
+    semantic.binary_op_type_checking_impl, semantic.cast = check_once, cast_once
+    semantic.to_tensor = lambda self, x, *known: x if type(x) is tl.tensor else to_tensor(self, x, *known)
+    tl.core._unwrap_if_constexpr = lambda o: o if type(o) in plain else unwrap(o)
+
+    shared, wrapper = semantic(interpreter.interpreter_builder), tl.core.builtin(lambda: None).__code__
+
+    def patch_attr(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        # What @builtin adds is a check that _semantic is there.
+        function = member.__wrapped__ if getattr(member, "__code__", None) is wrapper else member
+
+        def call(*args: Any, **named: Any) -> Any:
+            named["_semantic"] = shared
+            return function(*args, **named)
+
+        scope.set_attr(obj, name, call)
+
+    interpreter._patch_attr = patch_attr
