@@ -97,9 +97,10 @@ def test_ops_shows_every_element_and_arch_that_select_takes() -> None:
     for e in catalog():
         cls = tp.descriptor_types()[e.op]
         for element in e.elements:
+            problems = list(examples(cls, op=e.op, element=element))
             for name, target in targets.items():
                 taken = False
-                for desc in examples(cls, op=e.op, element=element):
+                for desc in problems:
                     try:
                         plan = tp.plan(desc, preference=tp.PlanPreference(kernel=e.kernel), target=target)
                     except tp.Unsupported:
