@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import os
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,6 +40,7 @@ os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Inductor would compile trials of the vectors that the C++ compiler has, in each process.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+NEVER_INTERPRETED = Path(__file__).parent / "contracts" / "functional"
 workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 torch.set_num_threads(1 if interpreting() else max(1, torch.get_num_threads() // workers))
 os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())  # of the processes that tests start
@@ -90,12 +92,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     only_interpreting = pytest.mark.skip(reason="TRITON_INTERPRET=1: this process runs the interpreter's tests alone")
     for item in items:
         if item.get_closest_marker("interpret"):
+            if NEVER_INTERPRETED in item.path.parents:
+                raise pytest.UsageError(f"{item.nodeid} is never interpreted: see pytest_ignore_collect")
             if not interpreting():
                 item.add_marker(not_interpreting)
         elif interpreting():
             item.add_marker(only_interpreting)
         elif item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(no_gpu)
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leaves out, in a process that interprets, the folder that has half of all tests and none that it would run."""
+    return True if interpreting() and collection_path == NEVER_INTERPRETED else None
 
 
 def _forget() -> None:
