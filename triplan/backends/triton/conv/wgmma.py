@@ -286,7 +286,7 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
         return Support.no(f"reads and writes by TMA: {unmappable(o, axis)}")
     if any(not o.layout.packed for o in desc.operands() if o.name == "bias"):
         return Support.no("bias is not promised to be packed")
-    if (steps := division_of(desc)[2].tiles * division_of(desc)[2].boxes if shared.of_weight(desc) else 0) >= 2**31:
+    if shared.of_weight(desc) and (steps := division_of(desc)[2].all_steps) >= 2**31:
         return Support.no(f"{steps} steps; it counts fewer than 2**31")
     return shared.counted(desc, 1)
 
@@ -317,10 +317,7 @@ def numerics(desc: Conv2dProblem) -> str | None:
 
 
 def workspace(desc: Conv2dProblem, target: Target) -> int:
-    if not shared.of_weight(desc):
-        return 0
-    division = division_of(desc)[2]
-    return 0 if division.whole else division.slots * division.slot_bytes
+    return division_of(desc)[2].scratch_bytes if shared.of_weight(desc) else 0
 
 
 # --- launches ---

@@ -60,6 +60,11 @@ class Division:
         return -(-self.boxes // self.lanes) - (-self._left_steps // self.shares)
 
     @property
+    def all_steps(self) -> int:
+        """Of all tiles."""
+        return self.tiles * self.boxes
+
+    @property
     def pieces(self) -> int:
         """Of a tile at most: shares that have parts of a lane may begin and end within it."""
         return self.lanes - 1 + -(-self.shares // self.left) + 1 if self.left else self.lanes
@@ -77,6 +82,11 @@ class Division:
     def slot_bytes(self) -> int:
         """Bytes of a piece, in f32."""
         return 4 * self.rows * self.columns * BLOCK
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of the workspace in which pieces wait."""
+        return 0 if self.whole else self.slots * self.slot_bytes
 
 
 def candidates(rows: int, columns: int, tiles: int, tiles_filters: int, boxes: int) -> list[Division]:
