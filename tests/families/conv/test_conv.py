@@ -174,6 +174,20 @@ def test_an_image_has_the_same_bits_in_every_batch() -> None:
         tp.plan(tp.Conv2dDescriptor(**{**big, "batch": 1 << 20}), target=H200)
 
 
+@pytest.mark.parametrize("op", OPS)
+def test_empty_operands_are_planned(op: str) -> None:
+    """Whatever is empty, each entry supports it or says why not."""
+    full = {"batch": 2, "in_channels": 8, "out_channels": 8, "height": 5, "width": 4, "padding": (1, 1, 1, 1)}
+    for name, stride, groups in itertools.product(full, ((1, 1), (2, 1), (2, 2)), (1, 8)):
+        fields = {**full, name: (0, 1, 1, 1) if name == "padding" else 0, "stride": stride, "groups": groups}
+        if groups > 1 and name.endswith("channels"):
+            continue
+        desc = tp.descriptor_types()[op](**fields, kernel=(2, 2), element="bf16")
+        last = desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 4})
+        for each, arch in itertools.product((desc, last), (H200, tp.Target.preset("a100"))):
+            assert tp.plan(each, target=arch).workspace_size() >= 0
+
+
 @pytest.mark.parametrize("element", ["bf16", "f32"])
 @pytest.mark.parametrize(("where", "kernel"), places("tiles", "small_tiles", "depthwise", "converted"))
 @settings(max_examples=6)

@@ -172,7 +172,7 @@ def _turns(desc: Conv2dProblem) -> int:
     """Tiles of rows that a program computes, so that it loads its taps once."""
     tall, lanes, blocks, *_ = _tiles(desc)
     most = max(min(tall, desc.batch * tall * lanes * blocks // MANY_PROGRAMS), 1)
-    return max(-(-tall // -(-tall // most)), 1)
+    return -(-tall // max(-(-tall // most), 1)) or 1
 
 
 def _units(desc: Conv2dProblem) -> tuple[int, int]:

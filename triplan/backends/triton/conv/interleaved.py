@@ -105,6 +105,8 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
         return Support.no(f"{desc.groups} groups; it has one")
     if not 0 < math.prod(desc.stride) * desc.in_channels <= wgmma.CHANNELS:
         return Support.no(f"{desc.in_channels} channels; it takes 1 to {wgmma.CHANNELS // math.prod(desc.stride)}")
+    if desc.operand("dx").numel == 0:
+        return Support.no("an operand is empty")
     inner = _inner(desc)
     if inner is None:
         return Support.no("rows or columns of dout that it would have to leave out")
