@@ -29,6 +29,7 @@ from triplan.backends.runtime.gluon import (
     warpgroup_mma_wait,
 )
 from triplan.backends.triton.conv.wgmma_shared_kernels import (
+    after_product,
     box_of,
     column_blocks,
     load_under,
@@ -188,17 +189,10 @@ def multiply_pixels(
             for i in gl.static_range(BLOCKS):
                 running = product_of(acc, ring, slot, phase, WHICH, ROWS, BACK, CHANNELS, BLOCK_N)
                 store_block(parts[i], out, ring, place, i, WHICH, BUFFERS)
-                acc = warpgroup_mma_wait(num_outstanding=1, deps=(running,))
-                mbarrier.arrive(empty.index(last), count=1, pred=i > 0)
-                last = slot
-                slot, phase = next_slot(slot, phase, STAGES)
+                acc, last, slot, phase = after_product(running, empty, last, slot, phase, i == 0, STAGES)
         for step in range(DURING, steps):
             running = product_of(acc, ring, slot, phase, WHICH, ROWS, BACK, CHANNELS, BLOCK_N)
-            # One wgmma stays in flight; the one before it has read its slot.
-            acc = warpgroup_mma_wait(num_outstanding=1, deps=(running,))
-            mbarrier.arrive(empty.index(last), count=1, pred=step > 0)
-            last = slot
-            slot, phase = next_slot(slot, phase, STAGES)
+            acc, last, slot, phase = after_product(running, empty, last, slot, phase, step == 0, STAGES)
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         mbarrier.arrive(empty.index(last), count=1, pred=steps > 0)
         if bias is not None:

@@ -10,6 +10,7 @@ from triplan.backends.runtime.gluon import (
     load_tile,
     mbarrier,
     reinterpret,
+    warpgroup_mma_wait,
 )
 
 #: Channels of a block of the gradient of weight: of 128 bytes.
@@ -38,6 +39,19 @@ def next_slot(slot, phase, STAGES: gl.constexpr):
     slot += 1
     wraps = slot == STAGES
     return gl.where(wraps, 0, slot), gl.where(wraps, phase ^ 1, phase)
+
+
+@gluon.jit
+def after_product(running, empty, last, slot, phase, first, STAGES: gl.constexpr):
+    """Wait for all products but ``running``, that of ``slot``: the one before, of slot ``last``, has read its operands,
+    so that these may be overwritten. There is none if ``running`` is the ``first`` of its tile.
+
+    Returns (sums, ``slot``, the next slot, the phase of its barriers).
+    """
+    sums = warpgroup_mma_wait(num_outstanding=1, deps=(running,))
+    mbarrier.arrive(empty.index(last), count=1, pred=not first)
+    following, phase = next_slot(slot, phase, STAGES)
+    return sums, slot, following, phase
 
 
 @gluon.jit

@@ -22,6 +22,7 @@ from triplan.backends.runtime.gluon import (
 )
 from triplan.backends.triton.conv.wgmma_shared_kernels import (
     CHANNELS,
+    after_product,
     box_of,
     column_blocks,
     load_under,
@@ -215,10 +216,7 @@ def multiply_sums(
                     x = matrix(sa.index(slot), PIXELS, CHANNELS).permute((1, 0))
                     y = matrix(sb.index(slot * 2 + WHICH), PIXELS, N)
                 running = warpgroup_mma(x, y, acc, is_async=True)
-                acc = warpgroup_mma_wait(num_outstanding=1, deps=(running,))
-                mbarrier.arrive(empty.index(last), count=1, pred=step > 0)
-                last = slot
-                slot, phase = next_slot(slot, phase, STAGES)
+                acc, last, slot, phase = after_product(running, empty, last, slot, phase, step == 0, STAGES)
             acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
             mbarrier.arrive(empty.index(last), count=1, pred=steps > 0)
             parts = column_blocks(acc, OWN)
