@@ -1,7 +1,7 @@
 """``triton.jit`` and ``gluon.jit`` for kernels of this package: Triton reads a function's source when it is first used.
 
-Triton's decorators read it at the definition, in about a millisecond a function, of which ``import triplan`` defines
-hundreds: a process uses few of them.
+Triton's decorators read it where a function is defined. ``import triplan`` defines hundreds of functions, of which a
+process uses few.
 """
 
 from __future__ import annotations

@@ -128,7 +128,8 @@ def conv2d_fold_pieces_kernel(
     block = chunk * BLOCK // 4096
     column = tile // tiles_filters * COLUMNS + block % COLUMNS
     tap = column // blocks
-    # Lanes with a share are pieces. One without is all shares' that have one of its steps: see ``begin_of``.
+    # Each lane that is a share's own is a piece. If the tile's last lane is left over, each share that has a part of it
+    # has another piece: the ``first``-th to the ``last``-th share, whose steps, by ``begin_of``, lie in the lane.
     own = (shares - tile + tiles - 1) // tiles
     lane = (lanes - 1) * tiles + tile - shares
     pieces = own

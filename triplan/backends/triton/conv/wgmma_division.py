@@ -1,8 +1,11 @@
 """How ``wgmma`` divides the gradient of weight among programs: tiles, their lanes, shares, and pieces.
 
-A step multiplies a box of pixels for a tile of the gradient. The boxes of each tile are cut into lanes, some of one box
-more than others. A share is a lane; where there are more lanes than shares, all shares have equal parts of the others.
-What a share has of a tile is a piece, whose sums wait in a slot of the workspace for a launch that adds them.
+- A step multiplies one box of pixels for one tile of the gradient.
+- A lane is a run of boxes of one tile. The lanes of a tile have equally many boxes, or some have one more.
+- A share is the work that a program does at a time. It has one lane. Where there are more lanes than shares, the lanes
+  that are left over are cut into equal parts, one for each share.
+- A piece is what one share has of one tile. Its sums are written to a slot of the workspace, and another launch adds
+  the slots of a tile in a fixed order.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ class Division:
 
     @property
     def left(self) -> int:
-        """Lanes without a share of their own, the last of as many tiles."""
+        """How many lanes are left over: the last lanes of as many tiles."""
         return self.lanes * self.tiles - self.shares
 
     @property
@@ -66,7 +69,7 @@ class Division:
 
     @property
     def pieces(self) -> int:
-        """Of a tile at most: shares that have parts of a lane may begin and end within it."""
+        """The most pieces of a tile. Of a lane that is left over, one more share than fit may have a part."""
         return self.lanes - 1 + -(-self.shares // self.left) + 1 if self.left else self.lanes
 
     @property
@@ -90,9 +93,9 @@ class Division:
 
 
 def candidates(rows: int, columns: int, tiles: int, tiles_filters: int, boxes: int) -> list[Division]:
-    """Whole tiles; as many shares of each; or shares for all multiprocessors.
+    """Divisions into whole tiles, into equally many shares of each tile, and into a share for each multiprocessor.
 
-    The last not of more than twice as many tiles as multiprocessors: those took longer than larger tiles (H100).
+    The last only of up to twice as many tiles as multiprocessors: of more, larger tiles took less time (scripts, H100).
     """
     shares = [tiles * n for n in range(1, max(min(DIVIDED_FOR // tiles, boxes), 1) + 1)]
     if tiles * boxes >= DIVIDED_FOR and tiles <= 2 * DIVIDED_FOR:  # no more lanes than boxes

@@ -3,9 +3,8 @@
 A step multiplies a box of 64 pixels of dout, transposed, by the boxes of x that lie under some taps. See
 ``wgmma_kernels`` for boxes, warps and barriers.
 
-The boxes of a tile are cut into lanes, runs of boxes that follow each other. A share is a lane, and an equal part of
-the lanes for which there are no shares (much as in stream-k: Osama et al., arXiv:2301.03598). What a share has of a
-tile is a piece, whose sums are written to a slot of its own; a second launch adds the pieces of a tile in order.
+How tiles are divided into lanes, shares and pieces, much as in stream-k (Osama et al., arXiv:2301.03598), is said in
+``wgmma_division``.
 """
 
 # mypy: ignore-errors
@@ -71,7 +70,7 @@ def block_of(buffer, i, COUNT: gl.constexpr, IMAGES: gl.constexpr, HIGH: gl.cons
 
 @gluon.jit
 def pieces_of(share, work):
-    """How many pieces a share has, and of the lanes without a program the first that it has a piece of."""
+    """How many pieces a share has, and the first of the lanes left over that it has a part of."""
     tiles, shares, lanes, boxes = work
     length = boxes // lanes
     over = (lanes * tiles - shares) * length
@@ -89,7 +88,7 @@ def begin_of(share, over, shares):
 def piece_of(share, piece, first, work):
     """Of piece ``piece`` of a share: (its tile, the first box, boxes, slot).
 
-    The first is a lane of a tile, the others are of lanes ``first`` and following of those without a program.
+    Piece 0 is the share's own lane. The others are parts of the lanes left over, from lane ``first`` of these on.
     """
     tiles, shares, lanes, boxes = work
     length = boxes // lanes
