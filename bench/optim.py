@@ -103,13 +103,12 @@ def run(
 def case_rows(
     name: str, model: str, shapes: Sequence[tuple[int, ...]], iterations: int, warmup: int, device: torch.device
 ) -> list[Row]:
-    if name == "Muon":
-        makers, moved = muon(device)
-    elif name == MASTERED:
-        makers, moved = mastered(device)
+    special = {"Muon": muon, MASTERED: mastered}
+    if name in special:
+        makers, moved = special[name](device)
     else:
         makers, moved = steps(name, device) if name in STEPS else clips(name)
-    dtype = torch.bfloat16 if name in ("Muon", MASTERED) else torch.float32
+    dtype = torch.bfloat16 if name in special else torch.float32
     nbytes = moved * sum(torch.Size(shape).numel() for shape in shapes) * dtype.itemsize
     found: list[Row] = []
     for contestant, maker in makers.items():  # one after another: states of large models do not fit side by side
