@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -102,6 +104,8 @@ def parser() -> argparse.ArgumentParser:
         add("--warmup", type=_natural, default=warmup, help="runs before the timed ones")
         smoke = "cpu: a smoke test with tiny sizes, whose times mean nothing"
         add("--device", choices=("cuda", "cpu"), default="cuda", help=smoke)
+    limit = "fewer timed loops (at least two) if this is over; 16 on a GPU take about four minutes"
+    of["host"].add_argument("--seconds", type=float, default=math.inf, help=limit)
     for p in of.values():
         p.add_argument("--out", type=Path, help="folder for JSON, CSV and PNG")
     fits = names.add_parser("fit", help="fit select's costs to results of bench anywhere, and write them")
@@ -138,6 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     if not torch.cuda.is_available():
         torch.set_num_threads(1)  # tensors are tiny: starting threads would take most of the time
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was timed is reported
     # No automatic refresh: its thread would interrupt the timed loops.
     with Progress(console=console, auto_refresh=False) as bar:
         task = bar.add_task("", total=None)
@@ -146,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             bar.update(task, description=what, completed=done, total=total, refresh=True)
 
         if options.name == "host":
-            report = host.run(progress)
+            report = host.run(progress, options.seconds)
         elif options.name == "anywhere":  # it starts processes before CUDA starts
             drawn = (options.family, options.seed, options.cases, options.seconds, options.compile)
             report = anywhere.run(*drawn, options.iterations, options.warmup, options.device == "cpu", progress)

@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import triplan as tp
 from bench import timing
-from bench.report import Chart, Column, Report, Row, hardware_slug, slug
+from bench.report import Chart, Column, Report, Row, hardware_slug, slug, until_stopped
 from bench.timing import Contestant
 
 COLUMNS = (
@@ -174,19 +174,19 @@ def run(
     """Time every case whose name contains ``wanted``. ``tiny`` shrinks them: a smoke test whose figures say nothing."""
     listed, rows = cases(tiny, wanted), list[Row]()
     started = time.perf_counter()
-    for i, case in enumerate(listed):
-        progress(case.name, i, len(listed))
-        rows += case_rows(case, iterations, warmup, device)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+    with until_stopped() as labels:
+        for i, case in enumerate(listed):
+            progress(case.name, i, len(listed))
+            rows += case_rows(case, iterations, warmup, device)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
     progress("done", len(listed), len(listed))
     settings = {"iterations": iterations, "warmup": warmup, "device": device.type, "tiny": tiny, "cases": wanted}
     settings["seconds"] = time.perf_counter() - started
-    label = (
-        "" if device.type == "cuda" else "CPU SMOKE TEST: reference backend, tiny sizes; no measurement of any kernel"
-    )
+    if device.type != "cuda":
+        labels.append("CPU SMOKE TEST: reference backend, tiny sizes; no measurement of any kernel")
     stem = f"attention-{hardware_slug(device)}" + (f"-{slug(wanted)}" if wanted else "") + ("-smoke" if tiny else "")
-    return Report(stem, "attention, bf16", label, COLUMNS, CHARTS, settings, rows)
+    return Report(stem, "attention, bf16", "; ".join(labels), COLUMNS, CHARTS, settings, rows)
 
 
 def ran(plan: tp.Plan[Any, Any], args: Any, workspace: tp.Workspace, i: int) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import math
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
@@ -87,9 +89,12 @@ class Step:
     launches: bool = False
 
 
-def run(progress: Progress, calls: int = 300, loops: int = timing.HOST_LOOPS) -> Report:
-    """Time all steps, interleaved. Without a GPU, plans are for the h200 preset and launches are stubbed."""
-    on_gpu = torch.cuda.is_available()
+def run(progress: Progress, seconds: float, calls: int = 300, loops: int = timing.HOST_LOOPS) -> Report:
+    """Time all steps, interleaved, in fewer loops if ``seconds`` are over.
+
+    Without a GPU, plans are for the h200 preset and launches are stubbed.
+    """
+    started, on_gpu = time.perf_counter(), torch.cuda.is_available()
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     target = tp.Target.current() if on_gpu else tp.Target.preset("h200")
     # At most as many calls per loop as the driver queues launches: a full queue would make the host wait.
@@ -101,18 +106,19 @@ def run(progress: Progress, calls: int = 300, loops: int = timing.HOST_LOOPS) ->
         steps = [*_planning(target, device, calls), *_launching(target, device, launches, note)]
         rows = _rows([*steps, *alternatives] if on_gpu else steps, loops)
     rows = _beside_torch(rows) if on_gpu else rows + _rows(alternatives, loops)
-    rows += _functions(device, min(calls, FUNCTION_CALLS), loops)
+    rows += _functions(device, min(calls, FUNCTION_CALLS), loops, started + seconds)
     order = list(dict.fromkeys(row["case"] for row in rows))
     # Device-bound rows come last.
     rows.sort(key=lambda row: (row["note"] == DEVICE_BOUND, order.index(row["case"])))
     progress("host", 1, 1)
     settings = {"calls": calls, "loops": loops, "target": target.name, "launch_stubbed": not on_gpu, "size": SIZE}
+    settings["seconds"] = time.perf_counter() - started
     label = "" if on_gpu else "LAUNCH STUBBED: no GPU here; plans are for the h200 preset and nothing is launched"
     stem = f"host-{hardware_slug(device)}"
     return Report(stem, "host time per call", label, COLUMNS, CHARTS, settings, rows)
 
 
-def _rows(steps: list[Step], loops: int) -> list[Row]:
+def _rows(steps: list[Step], loops: int, until: float = math.inf) -> list[Row]:
     rows: list[Row] = [{"case": s.name, "contestant": s.op, "note": s.note} for s in steps]
     sound: list[tuple[Row, Step]] = []
     for row, step in zip(rows, steps, strict=True):
@@ -122,16 +128,16 @@ def _rows(steps: list[Step], loops: int) -> list[Row]:
             row["error"] = row["note"] = f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"
         else:
             sound.append((row, step))
-    times = timing.host_times([[step.call] * step.calls for _, step in sound], loops)
+    times = timing.host_times([[step.call] * step.calls for _, step in sound], loops, until)
     on_device = [i for i, (_, step) in enumerate(sound) if step.launches and torch.cuda.is_available()]
     contestants = [Contestant(sound[i][1].name, _ignoring_set(sound[i][1].call), 1) for i in on_device]
     device_times = timing.device_times(contestants, DEVICE_REPEATS, warmup=2)
-    for i, found in zip(on_device, device_times, strict=True):
-        sound[i][0]["device_us"] = found.median_us
-    for (row, step), time in zip(sound, times, strict=True):
-        row |= {"host_us": time.median_us, "host_us_best": time.best_us}
+    for i, on_gpu in zip(on_device, device_times, strict=True):
+        sound[i][0]["device_us"] = on_gpu.median_us
+    for (row, step), found in zip(sound, times, strict=True):
+        row |= {"host_us": found.median_us, "host_us_best": found.best_us}
         if step.limit_us is not None:
-            row |= {"limit_us": step.limit_us, "holds": "yes" if time.median_us <= step.limit_us else "NO"}
+            row |= {"limit_us": step.limit_us, "holds": "yes" if found.median_us <= step.limit_us else "NO"}
         if step.limit_of_torch is not None:
             row["limit_of_torch"] = step.limit_of_torch
     return rows
@@ -155,7 +161,7 @@ def _beside_torch(rows: list[Row]) -> list[Row]:
     return rows
 
 
-def _functions(device: torch.device, calls: int, loops: int) -> list[Row]:
+def _functions(device: torch.device, calls: int, loops: int, until: float) -> list[Row]:
     """Every function and module beside torch's; without a GPU, ours alone, of the smallest size."""
     on_gpu = device.type == "cuda"
     ours: list[Step] = []
@@ -166,8 +172,8 @@ def _functions(device: torch.device, calls: int, loops: int) -> list[Row]:
             ours += [Step(case, *kind, calls) for kind in functions.timed(call, call.ours).items()]
             theirs += [Step(case, *kind, calls) for kind in functions.timed(call, call.theirs).items()]
     if not on_gpu:
-        return [{**row, "note": ON_CPU} for row in _rows(ours, loops)]
-    rows = _rows([step for pair in zip(ours, theirs, strict=True) for step in pair], loops)
+        return [{**row, "note": ON_CPU} for row in _rows(ours, loops, until)]
+    rows = _rows([step for pair in zip(ours, theirs, strict=True) for step in pair], loops, until)
     return _compared(rows[::2], rows[1::2])
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import triplan.nn
 from bench import timing
-from bench.report import Chart, Column, Report, Row, hardware_slug
+from bench.report import Chart, Column, Report, Row, hardware_slug, until_stopped
 from bench.timing import Contestant
 
 COLUMNS = (
@@ -146,17 +146,17 @@ def run(
     """Time every model whose library is installed. ``tiny`` shrinks them: a smoke test whose figures say nothing."""
     rows, started = list[Row](), time.perf_counter()
     listed = [m for m in MODELS if find_spec(m.library)]
-    for i, model in enumerate(listed):
-        progress(model.name, i, len(listed))
-        rows += model_rows(model, iterations, warmup, device, tiny)
+    with until_stopped() as labels:
+        for i, model in enumerate(listed):
+            progress(model.name, i, len(listed))
+            rows += model_rows(model, iterations, warmup, device, tiny)
     progress("done", len(listed), len(listed))
     settings = {"iterations": iterations, "warmup": warmup, "device": device.type, "tiny": tiny}
     settings["seconds"] = time.perf_counter() - started
-    label = (
-        "" if device.type == "cuda" else "CPU SMOKE TEST: reference backend, tiny sizes; no measurement of any kernel"
-    )
+    if device.type != "cuda":
+        labels.append("CPU SMOKE TEST: reference backend, tiny sizes; no measurement of any kernel")
     stem = f"models-{hardware_slug(device)}" + ("-smoke" if tiny else "")
-    return Report(stem, "forward and backward of models, bf16", label, COLUMNS, CHARTS, settings, rows)
+    return Report(stem, "forward and backward of models, bf16", "; ".join(labels), COLUMNS, CHARTS, settings, rows)
 
 
 def _found(step: Callable[[int], Tensor], model: nn.Module) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import triplan.optim as ours
 from bench import timing
-from bench.report import Chart, Column, Report, Row, hardware_slug
+from bench.report import Chart, Column, Report, Row, hardware_slug, until_stopped
 from bench.timing import Contestant
 
 COLUMNS = (
@@ -86,18 +86,19 @@ def run(
     cases = [(name, *model) for model in (TINY if tiny else MODELS).items() for name in (*STEPS, *CLIPS)]
     cases += [(MASTERED, *model) for model in (TINY if tiny else NARROW).items()]
     cases += [("Muon", *model) for model in (TINY_MATRICES if tiny else MATRICES).items()]
-    for done, (name, model, shapes) in enumerate(cases):
-        progress(f"{name}, {model}", done, len(cases))
-        rows += case_rows(name, model, shapes, iterations, warmup, device)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+    with until_stopped() as labels:
+        for done, (name, model, shapes) in enumerate(cases):
+            progress(f"{name}, {model}", done, len(cases))
+            rows += case_rows(name, model, shapes, iterations, warmup, device)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
     settings = {"iterations": iterations, "warmup": warmup, "device": device.type, "tiny": tiny}
     settings["seconds"] = time.perf_counter() - started
-    label = (
-        "" if device.type == "cuda" else "CPU SMOKE TEST: reference backend, tiny sizes; no measurement of any kernel"
-    )
+    if device.type != "cuda":
+        labels.append("CPU SMOKE TEST: reference backend, tiny sizes; no measurement of any kernel")
     stem = f"optim-{hardware_slug(device)}{'-smoke' if tiny else ''}"
-    return Report(stem, "steps of optimizers, f32 unless said; of Muon, bf16", label, COLUMNS, CHARTS, settings, rows)
+    title = "steps of optimizers, f32 unless said; of Muon, bf16"
+    return Report(stem, title, "; ".join(labels), COLUMNS, CHARTS, settings, rows)
 
 
 def case_rows(

@@ -7,7 +7,8 @@ import datetime
 import json
 import platform
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,16 @@ from triplan.facade.cache import versions as plan_versions
 Row = dict[str, Any]
 #: Ops that have colors of their own in a chart.
 MOST_COLORS = 20
+
+
+@contextmanager
+def until_stopped() -> Iterator[list[str]]:
+    """A block that Ctrl-C and SIGTERM end, not the bench: what was timed is reported. The list then has a label."""
+    labels = list[str]()
+    try:
+        yield labels
+    except KeyboardInterrupt:
+        labels.append("STOPPED: cases are missing")
 
 
 @dataclass(frozen=True)

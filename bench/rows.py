@@ -18,7 +18,7 @@ from torch import Tensor
 
 import triplan as tp
 from bench import timing
-from bench.report import Chart, Column, Report, Row, hardware_slug, slug
+from bench.report import Chart, Column, Report, Row, hardware_slug, slug, until_stopped
 from bench.timing import Contestant, copy_share, speed_ratio
 from triplan.backends.runtime.compile import compile_source
 from triplan.backends.triton.common import rows_entries
@@ -298,10 +298,12 @@ def run(
     started = time.perf_counter()
     cards = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] if on_gpu else []
     timed = partial(case_rows, iterations=iterations, warmup=warmup, copy=bandwidth, tiny=tiny, sweep=sweep)
-    for i, found in enumerate(spread(timed, listed, cards) if cards else (timed(c, device=device) for c in listed)):
-        progress(listed[i].name, i + 1, len(listed))
-        rows += found
-    label = "" if on_gpu else "CPU SMOKE TEST: reference backend, tiny sizes, host clock; no measurement of any kernel"
+    with until_stopped() as labels:
+        for i, found in enumerate(spread(timed, listed, cards) if cards else (timed(c, device=device) for c in listed)):
+            progress(listed[i].name, i + 1, len(listed))
+            rows += found
+    if not on_gpu:
+        labels.append("CPU SMOKE TEST: reference backend, tiny sizes, host clock; no measurement of any kernel")
     settings = {
         "iterations": iterations,
         "warmup": warmup,
@@ -316,7 +318,7 @@ def run(
     stem = (f"{bench}-sweep-" if sweep else f"{bench}-") + hardware_slug(device)
     stem += (f"-{slug(' '.join(wanted))}" if wanted else "") + ("-smoke" if tiny else "")
     title = f"{bench}; copy {bandwidth / 1e12:.2f} TB/s" if on_gpu else bench
-    return Report(stem, title, label, COLUMNS, CHARTS, settings, rows)
+    return Report(stem, title, "; ".join(labels), COLUMNS, CHARTS, settings, rows)
 
 
 def spread(

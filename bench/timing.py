@@ -8,6 +8,7 @@ is measured over loops that never synchronize and issue fewer launches than the 
 from __future__ import annotations
 
 import gc
+import math
 import random
 import statistics
 import time
@@ -277,8 +278,12 @@ def times(contestants: Sequence[Contestant], iterations: int, warmup: int, devic
 # --- host time ---
 
 
-def host_times(calls: Sequence[Sequence[Callable[[], object]]], loops: int = HOST_LOOPS) -> list[HostTime]:
+def host_times(
+    calls: Sequence[Sequence[Callable[[], object]]], loops: int = HOST_LOOPS, until: float = math.inf
+) -> list[HostTime]:
     """Host time per call, from ``loops`` loops over each contestant's ``calls``; contestants' loops are interleaved.
+
+    After the second, no further loop begins once ``time.perf_counter()`` has reached ``until``.
 
     Each loop begins with an idle device, so with an empty launch queue. The first of two neighbours finds caches cold
     and autograd's thread asleep, which takes 0.2 ms (H200): every other time the second of them comes first.
@@ -292,6 +297,8 @@ def host_times(calls: Sequence[Sequence[Callable[[], object]]], loops: int = HOS
     gc.disable()
     try:
         for loop in range(-1, loops):  # the first warms up
+            if loop > 1 and time.perf_counter() > until:
+                break
             for own, kept in exchanged if loop % 2 else entries:
                 if drain:
                     torch.cuda.synchronize()

@@ -16,7 +16,7 @@ import triplan as tp
 from bench import timing
 from bench.gemm.cases import DTYPES, Buffers, Case, args_of, cases, descriptor_of, make, results, rotated
 from bench.gemm.sweep import configurations, configured, pinned
-from bench.report import Chart, Column, Report, Row, hardware_slug, slug
+from bench.report import Chart, Column, Report, Row, hardware_slug, slug, until_stopped
 from bench.timing import Contestant, DeviceTime
 
 HOST_LOOPS = 3
@@ -161,17 +161,19 @@ def run(
     """Time every case whose name contains ``wanted``. ``tiny`` shrinks them: a smoke test whose figures say nothing."""
     listed, rows = cases(tiny, sweep, wanted), list[Row]()
     started = time.perf_counter()
-    for i, case in enumerate(listed):
-        progress(case.name, i, len(listed))
-        rows += case_rows(case, DTYPES[dtype], iterations, warmup, device, sweep)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+    with until_stopped() as labels:
+        for i, case in enumerate(listed):
+            progress(case.name, i, len(listed))
+            rows += case_rows(case, DTYPES[dtype], iterations, warmup, device, sweep)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
     progress("done", len(listed), len(listed))
     ratios = [r["speed_vs_torch"] for r in rows if r["contestant"] == "triplan" and r.get("speed_vs_torch")]
     mean = statistics.geometric_mean(ratios) if ratios else None
-    label = "CPU SMOKE TEST: reference backend, tiny sizes, host clock; no measurement of any kernel"
-    if device.type == "cuda":
-        label = f"geometric mean of what select picks: {mean:.3f} x torch" if mean else ""
+    if device.type != "cuda":
+        labels.append("CPU SMOKE TEST: reference backend, tiny sizes, host clock; no measurement of any kernel")
+    elif mean:
+        labels.append(f"geometric mean of what select picks: {mean:.3f} x torch")
     settings = {
         "dtype": dtype,
         "iterations": iterations,
@@ -185,7 +187,7 @@ def run(
     }
     stem = f"gemm-{dtype}-{hardware_slug(device)}" + ("-sweep" if sweep else "")
     stem += (f"-{slug(wanted)}" if wanted else "") + ("-smoke" if tiny else "")
-    return Report(stem, f"matrix products, {dtype}", label, COLUMNS, CHARTS, settings, rows)
+    return Report(stem, f"matrix products, {dtype}", "; ".join(labels), COLUMNS, CHARTS, settings, rows)
 
 
 def case_rows(

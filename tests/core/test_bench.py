@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import weakref
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
@@ -17,6 +18,7 @@ import triplan as tp
 from bench import host, report, timing
 from bench.__main__ import main
 from bench.anywhere import run as anywhere
+from bench.report import until_stopped
 from bench.stub import launch_stubbed
 from bench.timing import Contestant, DeviceTime
 
@@ -214,6 +216,22 @@ def test_host_times_interleave_and_take_turns() -> None:
     found = timing.host_times([one.calls(3), two.calls(1)], loops=2)
     assert seen == ["b", "a0", "a1", "a0", "a0", "a1", "a0", "b", "b", "a0", "a1", "a0"]  # either begins as often
     assert all(0 < t.best_us <= t.median_us for t in found)
+    seen.clear()
+    timing.host_times([one.calls(1)], loops=9, until=0.0)
+    assert seen == ["a0"] * 3  # the warm-up, and one loop in each order
+
+
+def test_a_stopped_bench_reports_what_it_timed() -> None:
+    rows = []
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with until_stopped() as labels:
+            rows.append("timed")
+            signal.raise_signal(signal.SIGTERM)
+            rows.append("not timed")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (rows, labels) == (["timed"], ["STOPPED: cases are missing"])
 
 
 def test_host_rows_are_judged_beside_torch() -> None:
