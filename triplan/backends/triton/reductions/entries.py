@@ -110,6 +110,7 @@ def reductions(
                 rank=rank,
                 numerics=lambda desc: plan_of(desc).numerics(name),
                 priority=priority,
+                version=2,  # lines side by side are divided among threads otherwise than in version 1
                 layout=layout,
                 **({} if workspace is None else {"workspace": workspace}),
             )(build)

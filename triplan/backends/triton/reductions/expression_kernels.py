@@ -7,7 +7,15 @@ import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.overlap import begin
-from triplan.backends.triton.reductions.shared_kernels import PLAIN, element_of, finished, folded, merged, offset_of
+from triplan.backends.triton.reductions.shared_kernels import (
+    PLAIN,
+    element_of,
+    finished,
+    folded,
+    merged,
+    neighbours,
+    offset_of,
+)
 
 #: How an operand's offset changes along the rows or the columns of a tile: not at all, by 1, or by strides.
 CONSTANT, UNIT, STRIDED = (tl.constexpr(i) for i in range(3))
@@ -31,35 +39,33 @@ def _at_lines(pointer, point, lane, kept, along, WHICH: tl.constexpr, STEP: tl.c
 def _values(
     lines,
     scalars,
-    k,
+    start,
+    col,
     reduced,
-    rows_live,
-    columns_live,
+    live,
     FUNCTION: tl.constexpr,
     COMPUTE: tl.constexpr,
-    ROW_STEPS: tl.constexpr,
     COLUMN_STEPS: tl.constexpr,
     VECTORS: tl.constexpr,
 ):
-    """The expression at positions ``k`` of each line. ``columns_live``: which of them exist, or None for all."""
+    """The expression at positions ``start + col`` of each line. ``live``: which of them exist, or None for all.
+
+    For sums of offsets see ``tiles_kernels.taken``.
+    """
+    k = start + col
     loaded = ()
     for i in tl.static_range(len(lines)):
         pointer = lines[i]
         if COLUMN_STEPS[i] == UNIT:
             pointer += k.to(tl.int64)[None, :]
+        elif COLUMN_STEPS[i] == STRIDED and len(reduced) == 1:
+            pointer = pointer + offset_of(start, reduced, i + 1) + offset_of(col, reduced, i + 1)[None, :]
         elif COLUMN_STEPS[i] == STRIDED:
             pointer += offset_of(k, reduced, i + 1, VECTORS[i])[None, :]
-        if ROW_STEPS[i] != CONSTANT and COLUMN_STEPS[i] != CONSTANT:
-            live = rows_live[:, None]
-            if columns_live is not None:
-                live = live & columns_live[None, :]
-            value = tl.load(pointer, mask=live, other=0)
-        elif ROW_STEPS[i] != CONSTANT:
-            value = tl.load(pointer, mask=rows_live[:, None], other=0)
-        elif COLUMN_STEPS[i] != CONSTANT and columns_live is not None:
-            value = tl.load(pointer, mask=columns_live[None, :], other=0)
-        else:
+        if COLUMN_STEPS[i] == CONSTANT or live is None:
             value = tl.load(pointer)
+        else:
+            value = tl.load(pointer, mask=live[None, :], other=0)
         loaded = loaded + (value,)
     return element_of(FUNCTION(loaded, scalars)[0], 0, PLAIN, COMPUTE)
 
@@ -85,6 +91,7 @@ def reduce_expression_kernel(
     COMPUTE: tl.constexpr,
     RESULT: tl.constexpr,
     ACROSS: tl.constexpr,
+    BESIDE: tl.constexpr,
     ROW_STEPS: tl.constexpr,
     COLUMN_STEPS: tl.constexpr,
     VECTORS: tl.constexpr,
@@ -98,6 +105,7 @@ def reduce_expression_kernel(
     inputs: any elements; input i is at offset kept[r] + reduced[k] by the strides i + 1 of the dimensions, and varies
     along r and k as ROW_STEPS[i] and COLUMN_STEPS[i] say: what does not is loaded as a vector or a number. out: [lanes]
     of RESULT; firsts: [lanes, chunks] of COMPUTE, or None. The tiles are those of ``reduce_kernel``.
+    Offsets of lines beyond the last, and BESIDE: see ``lines_of``.
     """
     begin(OVERLAPS)
     group = tl.program_id(0) // chunks
@@ -106,10 +114,11 @@ def reduce_expression_kernel(
         point = (group // blocks).to(POINT_TYPE)
         lane = (group % blocks).to(POINT_TYPE) * ROWS + tl.arange(0, ROWS)
         number, inside = point * along[0] + lane, lane < along[0]
+        lane = neighbours(lane, along[0], BESIDE)
     else:
-        point = group.to(POINT_TYPE) * ROWS + tl.arange(0, ROWS)
+        number = group.to(POINT_TYPE) * ROWS + tl.arange(0, ROWS)
+        point, inside = tl.minimum(number, lanes - 1), number < lanes
         lane = point
-        number, inside = point, point < lanes
     lines = ()
     for i in tl.static_range(len(inputs)):
         lines = lines + (_at_lines(inputs[i], point, lane, kept, along, i + 1, ROW_STEPS[i], ACROSS),)
@@ -121,13 +130,14 @@ def reduce_expression_kernel(
     # Only the last block is masked: a mask whose length is not a multiple of 16 bytes narrows loads.
     whole = length // BLOCK
     for step in range(whole):
-        k = first + step * BLOCK + col
-        v = _values(lines, scalars, k, reduced, inside, None, FUNCTION, COMPUTE, ROW_STEPS, COLUMN_STEPS, VECTORS)
+        start = first + step * BLOCK
+        v = _values(lines, scalars, start, col, reduced, None, FUNCTION, COMPUTE, COLUMN_STEPS, VECTORS)
         a, _ = merged(a, a, v, v, None, KIND, IDENTITY)
     if whole * BLOCK < length:
-        k = first + whole * BLOCK + col
-        v = _values(lines, scalars, k, reduced, inside, k < n, FUNCTION, COMPUTE, ROW_STEPS, COLUMN_STEPS, VECTORS)
-        a, _ = merged(a, a, v, v, (k < n)[None, :], KIND, IDENTITY)
+        start = first + whole * BLOCK
+        live = start + col < n
+        v = _values(lines, scalars, start, col, reduced, live, FUNCTION, COMPUTE, COLUMN_STEPS, VECTORS)
+        a, _ = merged(a, a, v, v, live[None, :], KIND, IDENTITY)
     a, _ = folded(a, a, n, n, KIND)
     if firsts is None:
         out_at = offset_of(point, kept, len(inputs) + 1)

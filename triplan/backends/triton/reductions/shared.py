@@ -46,6 +46,12 @@ ACROSS_BYTES, ODD_ACROSS_BYTES = 256, 1024
 #: thread then, half as many if it loads them one by one. It reduces whole lines: accumulators would be exchanged as
 #: often as elements are read, through shared memory, in which those of a vector of neighbours lie in one bank. Untuned.
 FEW, FEW_HELD = 32, 32
+#: Elements of a line that take as long as what a block of them costs beside its elements. Untuned.
+STEP = 2
+#: Elements that each thread then loads at a time at least, of further lines if there are enough. Untuned.
+FEWEST_HELD = 8
+#: The same if as many programs as MANY reduce lines that begin at multiples of 16 bytes. Untuned.
+FEW_OF_MANY, MANY = 128, 256
 #: Elements per thread at most, of all operands of an expression together. Untuned.
 HELD = 64
 #: Neighbouring lines of a thread at most where they are many and elements are bytes, or positions are accumulated: more
@@ -55,10 +61,17 @@ BESIDE = 4
 FEWEST_ACROSS = 8
 #: Lines of a program at most, if each has its own address, in all operands: with 1024 registers spill.
 MOST_LINES = 512
+#: Elements of a line up to which one thread reads all of them, one by one, if lines are contiguous and begin anywhere:
+#: threads that share a line would exchange as many accumulators as they read elements. Untuned.
+OWN_LINES = 8
+#: Warps of programs that reduce lines of at most LONE_LINE elements side by side, if there are at most LONE. Untuned.
+LONE, LONE_LINE, LONE_WARPS = 8, 4096, 16
+#: Programs that divide a few lines whose elements are not contiguous. Untuned.
+SCATTERED = 264
 #: Programs that keep an H200 busy; with fewer, lines that are reduced side by side are divided into chunks. Untuned.
 BUSY = 1024
-#: Blocks of a chunk at least, if lines are reduced side by side. Untuned.
-FEWEST_BLOCKS = 4
+#: Blocks of a chunk at least, if lines are reduced side by side, by WARPS and by LONE_WARPS. Untuned.
+FEWEST_BLOCKS, LONE_BLOCKS = 4, 2
 
 
 class Kind(NamedTuple):
@@ -120,7 +133,8 @@ class Plan:
         kept, reduced: dimensions, innermost last; adjacent ones are merged where strides allow it.
         across: the kept dimension along which x is contiguous, if there is one; it is then not among ``kept``.
         lanes, n: number of results, and elements of a line.
-        unit: whether the elements of a line are contiguous.
+        unit: whether the elements of a line are contiguous, and threads share it.
+        own: whether they are contiguous, and each thread reads lines of its own.
         tile: (lines, elements of each) that a program holds at a time.
         chunk, chunks: elements of a line that one program reduces at most, and programs that share a line.
     """
@@ -146,22 +160,29 @@ class Plan:
         self.reduced = _merged(reduced)
         kept = _merged([Dim(shape[a], of_reads[a], *of_kept[a]) for a in desc.kept_axes if shape[a] != 1])
         self.lanes, self.n = math.prod(d.size for d in kept), desc.reduced
-        self.unit = len(self.reduced) == 1 and self._is_unit(self.reduced[0])
-        beside = [d for d in kept if self._is_unit(d) and d.size >= FEWEST_ACROSS]
-        self.across = beside[0] if beside and not self.unit else None
-        self.kept = [d for d in kept if d is not self.across]
-        if self.across is None and not self.kept and self.unit:
+        contiguous = len(self.reduced) == 1 and self._is_unit(self.reduced[0])
+        if contiguous and not kept:
             # A single line is given the stride that neighbours would have: its divisibility decides the width of loads.
             apart = tuple(
                 self._distance(o) if s == 1 else 0 for o, s in zip(self.reads, self.reduced[0].reads, strict=True)
             )
-            self.kept = [Dim(1, apart, 1, len(self.results) - 1)]
+            kept = [Dim(1, apart, 1, len(self.results) - 1)]
+        beside = [d for d in kept if self._is_unit(d) and d.size >= FEWEST_ACROSS]
+        self.across = beside[0] if beside and not contiguous else None
+        self.kept = [d for d in kept if d is not self.across]
+        self.own = contiguous and self._are_own()
+        self.unit = contiguous and not self.own
         self.tile = self._tile()
         self.chunk, self.chunks = self._chunks()
 
     def _is_unit(self, d: Dim) -> bool:
         """Whether x is contiguous along ``d``."""
         return d.reads[self._lead] == 1
+
+    def _are_own(self) -> bool:
+        """Whether each thread shall read lines of its own (see OWN_LINES): not where one vector holds a line."""
+        short = self.tree is None and 1 < self.n <= OWN_LINES
+        return short and self._aligned() < min(self.n * self.x.element.itemsize, 16)
 
     def _distance(self, o: Operand) -> int:
         """A divisor of the distance between contiguous lines of ``o``, in elements. Of all axes there is one line."""
@@ -181,12 +202,17 @@ class Plan:
         item, n, count = self.x.element.itemsize, max(self.n, 1), len(self.reads)
         wide = self.compute.itemsize > 4
         double = wide or (self.kind.accumulates in PAIRS and self.kind.accumulates is not do.ENDS)
-        odd, whole = not self._aligned(), 32 * WARPS * THREAD_BYTES // max(item, 2)
-        if self.across is not None and n <= FEW:
-            vector = 1 if odd else 16 // item
-            _, rows = row_tile(32 * WARPS * vector, 32 * WARPS * vector, self.across.size)
-            block = min(ceil_power(n), max(self._held(FEW_HELD, wide or odd) // vector, 1))
-            return Tile(rows, block, min(max(rows // (32 * vector), 1), WARPS))
+        odd, whole = self._aligned() < 16, 32 * WARPS * THREAD_BYTES // max(item, 2)
+        if self.across is not None:
+            vector = self._beside()
+            most = min(ceil_power(n), max(self._held(FEW_HELD, wide or vector == 1) // vector, 1))
+            block = min((most, max(most // 2, 1)), key=lambda b: -(-n // b) * (b + STEP))
+            beside = 32 * WARPS * vector * max(FEWEST_HELD // (vector * block), 1)
+            _, rows = row_tile(beside, beside, self.across.size)
+            if n <= FEW or (not odd and n <= FEW_OF_MANY and self.lanes >= MANY * rows):
+                return Tile(rows, block, min(max(rows // (32 * vector), 1), WARPS))
+        if self.own:
+            return Tile(32 * WARPS, ceil_power(n), WARPS)
         if odd and self.unit and n <= whole:
             size = 32 * self._held(ODD_HELD, wide)
             block = min(ceil_power(n), ODD_WARPS * size)
@@ -200,7 +226,8 @@ class Plan:
             return Tile(min(size // block, self._most_lines()), block, WARPS)
         most = (ODD_ACROSS_BYTES if odd else ACROSS_BYTES) // item
         _, rows = row_tile(most, most, self.across.size)
-        return Tile(rows, min(ceil_power(n), max(size // rows, 1)), WARPS)
+        warps = LONE_WARPS if self.lanes <= LONE * rows and n <= LONE_LINE else WARPS
+        return Tile(rows, min(ceil_power(n), max(size * warps // WARPS // rows, 1)), warps)
 
     def _held(self, most: int, halved: bool) -> int:
         """Elements per thread: a power of two up to ``most``, or half of it; fewer of several operands."""
@@ -210,20 +237,29 @@ class Plan:
         """Lines of a program of WARPS warps at most, if each has its own address."""
         return 1 << (MOST_LINES // len(self.reads)).bit_length() - 1
 
-    def _aligned(self) -> bool:
-        """Whether what is contiguous, of lines or across them, begins at multiples of 16 bytes in all operands."""
-        dims = [*self.kept, *([] if self.unit else self.reduced)]
-        apart = all(_distance(o, s) % 16 == 0 for d in dims for o, s in zip(self.reads, d.reads, strict=True))
-        return apart and all(o.alignment >= 16 for o in self.reads if o.numel > 1)
+    def _aligned(self) -> int:
+        """A power of two that divides, in bytes, all addresses at which something contiguous begins, lines or what lies
+        across them, in all operands; at most 16."""
+        dims = [*self.kept, *(d for d in self.reduced if len(self.reduced) > 1 or not self._is_unit(d))]
+        apart = [_distance(o, s) for d in dims for o, s in zip(self.reads, d.reads, strict=True)]
+        alignments = [o.alignment for o in self.reads if o.numel > 1]
+        return min(map(power_of_two_in, (*apart, *alignments, 16)))
+
+    def _beside(self) -> int:
+        """Neighbouring elements that a thread may load at once."""
+        return max(self._aligned() // self.x.element.itemsize, 1)
 
     def _chunks(self) -> tuple[int, int]:
         chunk = self.tile.block * max(CHUNK_TILES, -(-self.n // (self.tile.block * MOST_CHUNKS)))
         if self.across is not None:
-            most = max(self.n // (self.tile.block * FEWEST_BLOCKS), 1)
+            fewest = FEWEST_BLOCKS if self.tile.warps <= WARPS else LONE_BLOCKS
+            most = max(self.n // (self.tile.block * fewest), 1)
             wanted = min(max(BUSY // max(self.groups(), 1), 1), most)
             chunk = -(-self.n // (wanted * self.tile.block)) * self.tile.block
         elif self.tile.rows > 1:
             chunk = self.tile.block
+        elif not self.unit:  # a step waits for scattered elements: those of few lines are many programs'
+            chunk = min(max(self.groups() * -(-self.n // self.tile.block) // SCATTERED, 1) * self.tile.block, chunk)
         return max(chunk, 1), max(-(-self.n // max(chunk, 1)), 1)
 
     def groups(self) -> int:
@@ -322,6 +358,7 @@ class Plan:
             "RESULT": TYPES[self.desc.result],
             "ACROSS": self.across is not None,
             "UNIT": self.unit,
+            "BESIDE": self._read_beside(),
             "VECTOR": self._vectors(tile.block)[self._lead],
             "SHIFT": self._shift(tile),
             "FUNCTION": None if self.tree is None else expressions.fused(self.tree, False),
@@ -343,7 +380,7 @@ class Plan:
             multiples = [o.layout.stride_multiple if isinstance(s, Along) else power_of_two_in(s) for s in outer]
             return min(16 // o.element.itemsize, block, power_of_two_in(self.reduced[-1].size), *multiples)
 
-        if self.unit or self.across is not None or not self.reduced:
+        if self.unit or self.own or self.across is not None or not self.reduced:
             return (1,) * len(self.reads)
         return tuple(vector(o, [d.reads[i] for d in self.reduced]) for i, o in enumerate(self.reads))
 
@@ -353,6 +390,15 @@ class Plan:
         aligned = all(_distance(self.x, d.reads[self._lead]) % 16 == 0 for d in self.kept)
         long = self.unit and self.n > tile.block and vector > 1 and self.x.alignment >= 16 and tile.warps == WARPS
         return vector if long and not aligned and self.kind.accumulates in TURNED else 1
+
+    def _read_beside(self) -> int:
+        """Neighbouring lines that are all read if one exists: they end with the last line, or with its vector in every
+        operand."""
+        if self.across is None:
+            return 1
+        steps = zip(self.reads, map(self._row_step, range(len(self.reads))), strict=True)
+        items = [o.element.itemsize if step == STEPS[1] else 16 for o, step in steps if step != STEPS[0]]
+        return max(power_of_two_in(self.across.size), self._aligned() // max(items))
 
     def _row_step(self, i: int) -> int:
         """How the offset of operand ``i`` changes along the lines of a tile."""
@@ -372,7 +418,7 @@ class Plan:
         # Lines of several axes are visited in the order of memory, which only packed operands have in common.
         ordered = len(self.desc.reduce_axes) > 1 and any(o.layout.order for o in self.reads)
         return (
-            self.unit
+            (self.unit or self.own)
             and whole
             and not ordered
             and all(

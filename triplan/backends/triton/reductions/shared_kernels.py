@@ -41,27 +41,52 @@ def offset_of(point, dims, WHICH: tl.constexpr, VECTOR: tl.constexpr = 1):
 
 
 @jit
-def lines_of(unit, lanes, outer, kept, along, ACROSS: tl.constexpr, ROWS: tl.constexpr, POINT_TYPE: tl.constexpr):
+def neighbours(lane, count, BESIDE: tl.constexpr):
+    """``lane`` [ROWS], which ascends by 1; but beyond the vector of BESIDE lanes that holds the last of ``count``, the
+    lanes of that vector again. So all of a vector are read, and no mask narrows loads."""
+    if BESIDE == 1:
+        found = tl.minimum(lane, count - 1)
+    else:
+        found = tl.minimum(lane // BESIDE, (count - 1) // BESIDE) * BESIDE + lane % BESIDE
+        found = tl.max_contiguous(tl.multiple_of(found, BESIDE), BESIDE)
+    return found
+
+
+@jit
+def lines_of(
+    unit,
+    lanes,
+    outer,
+    kept,
+    along,
+    ACROSS: tl.constexpr,
+    ROWS: tl.constexpr,
+    POINT_TYPE: tl.constexpr,
+    BESIDE: tl.constexpr = 1,
+):
     """(offsets in x, in out, in the second result, numbers, which exist) of the ROWS results of group ``unit``.
 
     ACROSS: they are neighbours along the dimension ``along``, at one of the ``outer`` points of the dimensions
-    ``kept``. Otherwise they are consecutive points of ``kept``. There are ``lanes`` results in all.
+    ``kept``. Otherwise they are consecutive points of ``kept``. There are ``lanes`` results in all. Those beyond the
+    last have the offsets in x of others, so that loads need no mask: a masked load waits for the one before it (ptxas
+    of Triton 3.6). BESIDE: see ``neighbours``.
     """
     if ACROSS:
         blocks = tl.cdiv(along[0], ROWS)
         point = (unit // blocks).to(POINT_TYPE)
         lane = (unit % blocks).to(POINT_TYPE) * ROWS + tl.arange(0, ROWS)
         live = lane < along[0]
-        x_at = offset_of(point, kept, 1) + lane
+        x_at = offset_of(point, kept, 1) + neighbours(lane, along[0], BESIDE)
         out_at = offset_of(point, kept, 2) + lane * along[2]
         second_at = offset_of(point, kept, 3) + lane * along[3]
         number = point * along[0] + lane
     else:
         number = unit.to(POINT_TYPE) * ROWS + tl.arange(0, ROWS)
         live = number < lanes
-        x_at = offset_of(number, kept, 1)
-        out_at = offset_of(number, kept, 2)
-        second_at = offset_of(number, kept, 3)
+        own = tl.minimum(number, lanes - 1)
+        x_at = offset_of(own, kept, 1)
+        out_at = offset_of(own, kept, 2)
+        second_at = offset_of(own, kept, 3)
     return x_at, out_at, second_at, number, live
 
 

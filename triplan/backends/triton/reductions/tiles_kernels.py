@@ -1,6 +1,7 @@
 """Kernel of ``tiles`` and of the first launch of ``split``: tiles [ROWS, BLOCK] of lines; each element is read once.
 
-Where a line begins between two vectors, the elements beside it in its first and last vector are read too, and ignored.
+Where a line begins between two vectors, the elements beside it in its first and last vector are read too, and ignored;
+so are those beside the last of lines that lie side by side.
 """
 
 # mypy: ignore-errors
@@ -48,6 +49,10 @@ def taken(
     if UNIT:
         # The start is not added to ``col``: distances between a thread's elements then are constants of its loads.
         at = x + start.to(tl.int64) + x_at[:, None] + col[None, :]
+    elif len(reduced) == 1:
+        # What differs between elements is computed before the loop: between the loads of many elements, products of 64
+        # bits keep ptxas (of Triton 3.6) from more than one load at a time.
+        at = x + offset_of(start, reduced, 1) + (x_at[:, None] + offset_of(col, reduced, 1)[None, :])
     else:
         at = x + x_at[:, None] + offset_of(start + col, reduced, 1, VECTOR)[None, :]
     v = tl.load(at) if live is None else tl.load(at, mask=live, other=0)
@@ -59,7 +64,7 @@ def step_of(a, b, v, live, steps, KIND: tl.constexpr, IDENTITY: tl.constexpr):
     """The accumulators (a, b) with the elements ``v``, the ``steps``-th of each accumulator.
 
     Of ARGMAX and ARGMIN, b is the number of the step that the extremum comes from: half as wide as a position.
-    ``live``: which elements exist, or None. (Rows beyond the last line accumulate anything; they are not stored.)
+    ``live``: which elements exist, or None.
     """
     if KIND == MOMENTS:
         apart = v - a
@@ -132,6 +137,7 @@ def reduce_kernel(
     COMPUTE: tl.constexpr,
     RESULT: tl.constexpr,
     ACROSS: tl.constexpr,
+    BESIDE: tl.constexpr,
     UNIT: tl.constexpr,
     VECTOR: tl.constexpr,
     SHIFT: tl.constexpr,
@@ -144,7 +150,8 @@ def reduce_kernel(
 
     x: any element, at offset kept[r] + reduced[k]; out: [lanes] of RESULT; second: [lanes], or None, see
     ``store_second``; firsts, seconds: [lanes, chunks] of accumulators, or None. A program reduces one chunk of ROWS
-    lines with BLOCK accumulators a line, each over every BLOCK-th element, which are merged at the end.
+    lines with BLOCK accumulators a line, each over every BLOCK-th element, which are merged at the end. BESIDE: see
+    ``neighbours``.
 
     SHIFT = 1: lines are read from their first element on. SHIFT > 1, with ROWS = 1: vectors of SHIFT elements are
     aligned, and a line may begin at any element of one. It is read from that vector on: element k of a line that begins
@@ -153,7 +160,7 @@ def reduce_kernel(
     """
     begin(OVERLAPS)
     x_at, out_at, second_at, number, inside = lines_of(
-        tl.program_id(0) // chunks, lanes, outer, kept, along, ACROSS, ROWS, POINT_TYPE
+        tl.program_id(0) // chunks, lanes, outer, kept, along, ACROSS, ROWS, POINT_TYPE, BESIDE
     )
     part = tl.program_id(0) % chunks
     first = part.to(n.dtype) * chunk
@@ -166,7 +173,6 @@ def reduce_kernel(
         b = tl.zeros((ROWS, BLOCK), tl.int32 if KIND == ARGMAX or KIND == ARGMIN else COMPUTE)
     # Only the last block is masked: a mask whose length is not a multiple of 16 bytes narrows loads.
     whole = length // BLOCK
-    exists = None if ROWS == 1 else inside[:, None]
     if SHIFT > 1:
         skipped = x_at % SHIFT
         x_at = tl.multiple_of(x_at - skipped, SHIFT)
@@ -174,7 +180,7 @@ def reduce_kernel(
         a, b = edge_of(x, a, b, x_at, 0, first, skipped, end, inside, order, KIND, MAP, IDENTITY, COMPUTE, SHIFT, BLOCK)
         for step in range(1, whole):
             start = first + step * BLOCK
-            v = taken(x, x_at, start, col, reduced, exists, order, MAP, COMPUTE, UNIT, VECTOR)
+            v = taken(x, x_at, start, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR)
             a, b = step_of(a, b, v, None, step + 1, KIND, IDENTITY)
         for step in range(tl.maximum(whole, 1), tl.cdiv(length + SHIFT - 1, BLOCK)):
             a, b = edge_of(
@@ -188,11 +194,11 @@ def reduce_kernel(
     else:
         for step in range(whole):
             start = first + step * BLOCK
-            v = taken(x, x_at, start, col, reduced, exists, order, MAP, COMPUTE, UNIT, VECTOR)
+            v = taken(x, x_at, start, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR)
             a, b = step_of(a, b, v, None, step + 1, KIND, IDENTITY)
         if whole * BLOCK < length:
             start = first + whole * BLOCK
-            live = inside[:, None] & (col < n - start)[None, :]
+            live = (col < n - start)[None, :]
             v = taken(x, x_at, start, col, reduced, live, order, MAP, COMPUTE, UNIT, VECTOR)
             a, b = step_of(a, b, v, live, whole + 1, KIND, IDENTITY)
     if KIND == ARGMAX or KIND == ARGMIN:
