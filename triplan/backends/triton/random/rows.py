@@ -8,18 +8,24 @@ from dataclasses import dataclass
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, power_of_two_in
 from triplan.backends.triton.common.card import MAX_THREAD_REGISTERS
-from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, extents, padded
+from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, divisor, extents, padded
 from triplan.backends.triton.common.strides import Along, continues, known_strides, row_tile, stride_arg
 from triplan.backends.triton.random import rows_kernels as kernels
 from triplan.backends.triton.random.entries import arguments, block_of, constants, cost, entry, fits
 from triplan.descriptors import Operand, RandomDescriptor, packed_strides
+from triplan.descriptors.random import READING
 from triplan.sku import Support, Target
 from triplan.sku.facts import fact
 
+#: Warps of a program.
+WARPS = 4
 #: Time relative to packed results. Untuned.
 SLOWDOWN = 1.2
 #: Rows, at least and at most, of a tile that is contiguous along them: a sector of 16-bit elements, and four. Untuned.
 TURNED_ROWS = (16, 64)
+#: Counters of a thread at most if all tensors are contiguous along rows, and if these begin within one: it evaluates
+#: one more then. Threads below which it has fewer. Untuned.
+COUNTERS, ODD_COUNTERS, THREADS = 4, 8, 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,7 @@ class Geometry:
         shared: elements of a counter.
         height, width: rows and columns of a program's tile.
         programs: the grid.
+        threads: those that have work, if all tensors are contiguous along ``across``: each has a tile.
     """
 
     outer: tuple[Dim, ...]
@@ -50,6 +57,7 @@ class Geometry:
     height: int
     width: int
     programs: int
+    threads: int = 0
 
 
 def tensors(desc: RandomDescriptor) -> list[Operand]:
@@ -85,6 +93,12 @@ def geometry(desc: RandomDescriptor) -> Geometry:
     across = next((d for d in beside if d.strides[1] == 1), beside[0] if beside else None)
     outer = [d for d in outer if d is not across]
     points, widest = math.prod(d.size for d in outer), columns.size + shared - 1
+    if across is not None and all(s == 1 for s in across.strides[1:]):
+        most = ceil_power(max(desc.operand("out").numel // (shared * THREADS), 1))
+        counters = COUNTERS if is_aligned([*outer, across], shared) else ODD_COUNTERS
+        width = shared * min(counters, most, ceil_power(-(-columns.size // shared)))
+        threads = points * across.size * -(-columns.size // width)
+        return Geometry(tuple(outer), across, columns, shared, 1, width, -(-threads // (32 * WARPS)), threads)
     if across is not None:
         _, height = row_tile(TURNED_ROWS[1], elements, across.size)
         height = max(height, min(TURNED_ROWS[0], ceil_power(across.size)))
@@ -131,7 +145,6 @@ def rows(desc: RandomDescriptor, target: Target) -> list[Launch]:
     args = {
         **arguments(desc),
         "sizes": extents([d.size for d in g.outer], wide),
-        "rows": Int(lines, wide, power_of_two_in(lines)),
         "columns": Int(g.columns.size, wide, power_of_two_in(g.columns.size)),
         "index_strides": strides(0),
         "out_strides": strides(1),
@@ -139,9 +152,16 @@ def rows(desc: RandomDescriptor, target: Target) -> list[Launch]:
     }
     made = {
         **constants(desc),
-        "TURNED": g.across is not None,
         "ALIGNED": is_aligned([d for d in (*g.outer, g.across) if d], g.shared),
-        "BLOCK_ROWS": g.height,
-        "BLOCK_COLUMNS": g.width,
     }
-    return [Launch(kernels.rows_kernel, g.programs, args, made, 4, max_registers=MAX_THREAD_REGISTERS, fuses=False)]
+    most: int | None = MAX_THREAD_REGISTERS
+    if g.threads:
+        which, parts = kernels.beside_kernel, -(-g.columns.size // g.width)
+        most = MAX_THREAD_REGISTERS if desc.op in READING else None  # with fewer registers more programs are resident
+        args |= {"rows": divisor(lines, wide), "parts": divisor(parts, wide), "threads": Int(g.threads, wide)}
+        made |= {"GROUPS": g.width // g.shared, "BLOCK": 32 * WARPS}
+    else:
+        which = kernels.rows_kernel
+        args["rows"] = Int(lines, wide, power_of_two_in(lines))
+        made |= {"TURNED": g.across is not None, "BLOCK_ROWS": g.height, "BLOCK_COLUMNS": g.width}
+    return [Launch(which, g.programs, args, made, WARPS, max_registers=most, fuses=False)]

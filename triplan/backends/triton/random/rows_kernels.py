@@ -6,10 +6,10 @@
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
-from triplan.backends.triton.common.offsets_kernels import load_tile, store_tile, unravel
-from triplan.backends.triton.common.philox_kernels import as_i64, keep
+from triplan.backends.triton.common.offsets_kernels import load_tile, quotient, store_tile, unravel
+from triplan.backends.triton.common.philox_kernels import as_i64, keep, state_of
 from triplan.backends.triton.common.rows_kernels import axis_offset
-from triplan.backends.triton.random.shared_kernels import pairs
+from triplan.backends.triton.random.shared_kernels import elements_of, pairs
 
 
 @jit
@@ -108,4 +108,109 @@ def rows_kernel(
         _write(
             out, x, parameters, state, out_start, x_start, out_strides, x_strides, counter, own,
             in_rows & (own >= 0) & (own < columns), NUMBER, PAIRED, WIDE, TURNED,
+        )  # fmt: skip
+
+
+@jit
+def _later(own, following, skipped, WIDE: tl.constexpr):
+    """Of the elements of two counters, as tuples, as many as one has, from the one numbered ``skipped`` on."""
+    odd = (skipped & 1) != 0
+    if WIDE:
+        found = (tl.where(odd, own[1], own[0]), tl.where(odd, following[0], own[1]))
+    else:
+        far = (skipped & 2) != 0
+        a, b, c = tl.where(odd, own[1], own[0]), tl.where(odd, own[2], own[1]), tl.where(odd, own[3], own[2])
+        d, e = tl.where(odd, following[0], own[3]), tl.where(odd, following[1], following[0])
+        f = tl.where(odd, following[2], following[1])
+        found = (tl.where(far, c, a), tl.where(far, d, b), tl.where(far, e, c), tl.where(far, f, d))
+    return found
+
+
+@jit
+def _write_beside(
+    out, x, parameters, state, out_at, x_at, out_step, x_step, counter, skipped, column, columns, NUMBER, PAIRED, WIDE,
+    GROUPS, SKIPS,
+):  # fmt: skip
+    """Write out[r, c] of GROUPS counters from ``column`` on; SKIPS: the first begins with ``skipped`` other elements.
+
+    out_at, x_at: addresses of the first element.
+    """
+    SHARED: tl.constexpr = 2 if WIDE else 4
+    ALL: tl.constexpr = 2**63 - 1 if WIDE else 2**62 - 1
+    seed, offset = state_of(state)
+    own = elements_of(seed, offset, counter & ALL, parameters, NUMBER, PAIRED, WIDE)
+    for group in tl.static_range(GROUPS):
+        found = own
+        if SKIPS or group + 1 < GROUPS:
+            following = elements_of(seed, offset, (counter + (group + 1)) & ALL, parameters, NUMBER, PAIRED, WIDE)
+            if SKIPS:
+                found = _later(own, following, skipped, WIDE)
+            own = following
+        for i in tl.static_range(SHARED):
+            live = column + (group * SHARED + i) < columns
+            value = found[i]
+            if not PAIRED:
+                given = None
+                if x is not None:
+                    given = tl.load(x_at, mask=live)
+                    x_at += x_step
+                value = NUMBER(value, given, parameters, out.dtype.element_ty)
+            tl.store(out_at, value.to(out.dtype.element_ty), mask=live)
+            out_at += out_step
+
+
+@jit
+def beside_kernel(
+    out,
+    x,
+    parameters,
+    state,
+    first,
+    sizes,
+    rows,
+    parts,
+    threads,
+    columns,
+    index_strides,
+    out_strides,
+    x_strides,
+    NUMBER: tl.constexpr,
+    PAIRED: tl.constexpr,
+    WIDE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    POINT_TYPE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """out[r, c] as ``rows_kernel`` has it if TURNED, where out, and x if there is one, are contiguous along ``rows``.
+
+    A thread has a part of a row: the columns of GROUPS counters, which it evaluates; and one more if its row begins
+    within a counter, as elements then come from two. Neighbouring threads have neighbouring rows, so that they write
+    neighbouring elements. rows, parts: see ``quotient``; there are ``threads``, BLOCK of them in a program.
+    """
+    keep(state)
+    SHARED: tl.constexpr = 2 if WIDE else 4
+    thread = tl.program_id(0).to(POINT_TYPE) * BLOCK + tl.arange(0, BLOCK)
+    line = quotient(thread, rows)
+    outer = quotient(line, parts)
+    row, part = thread - line * rows[0], line - outer * parts[0]
+    column = part * (GROUPS * SHARED)
+    first = as_i64(first)
+    index = first + _start(outer, row, sizes, index_strides, True)
+    counter = (index >> (1 if WIDE else 2)) + part.to(tl.int64) * GROUPS
+    skipped, count = (index & (SHARED - 1)).to(tl.int32), tl.where(thread < threads, columns, 0)
+    out_step = tl.full((), 1 if out_strides[2] is None else out_strides[2], tl.int64)
+    out_at, x_at, x_step = out + (_start(outer, row, sizes, out_strides, True) + column * out_step), None, None
+    if x is not None:
+        x_step = tl.full((), 1 if x_strides[2] is None else x_strides[2], tl.int64)
+        x_at = x + (_start(outer, row, sizes, x_strides, True) + column * x_step)
+    if ALIGNED and (first & (SHARED - 1)) == 0:
+        _write_beside(
+            out, x, parameters, state, out_at, x_at, out_step, x_step, counter, skipped, column, count, NUMBER, PAIRED,
+            WIDE, GROUPS, False,
+        )  # fmt: skip
+    else:
+        _write_beside(
+            out, x, parameters, state, out_at, x_at, out_step, x_step, counter, skipped, column, count, NUMBER, PAIRED,
+            WIDE, GROUPS, True,
         )  # fmt: skip

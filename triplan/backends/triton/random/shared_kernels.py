@@ -31,6 +31,21 @@ def pairs(state, counter, WIDE):
 
 
 @jit
+def elements_of(seed, offset, counter, parameters, NUMBER, PAIRED, WIDE):
+    """The words of the elements of ``counter`` (i64), one after another; if PAIRED, their numbers."""
+    w0, w1, w2, w3 = words_of(seed, offset, counter)
+    if WIDE:
+        a = (w1.to(tl.uint64) << 32) | w0.to(tl.uint64)
+        b = (w3.to(tl.uint64) << 32) | w2.to(tl.uint64)
+        found = NUMBER(a, b, parameters) if PAIRED else (a, b)
+    elif PAIRED:
+        found = NUMBER(w0, w1, parameters) + NUMBER(w2, w3, parameters)
+    else:
+        found = (w0, w1, w2, w3)
+    return found
+
+
+@jit
 def circle(word):
     """(cos(2 * pi * u), sin(2 * pi * u)) with u = word * 2**-32 (64-bit words: 2**-64).
 
@@ -99,7 +114,10 @@ def uniform(word, x, parameters, OUT):
     lowest = low.to(u.dtype)
     v = tl.fma(u, (high - low).to(u.dtype), lowest)
     v = tl.minimum(v, tl.maximum(before(high.to(u.dtype)), lowest))
-    if OUT.primitive_bitwidth == 16:
+    if OUT == tl.bfloat16:  # the upper half of the bits rounds towards 0
+        bits = v.to(tl.int32, bitcast=True)
+        v = ((bits + ((bits >> 31) & 0xFFFF)) >> 16).to(tl.int16).to(OUT, bitcast=True)
+    elif OUT == tl.float16:
         rounded = v.to(OUT)
         v = tl.where(rounded.to(tl.float32) > v, before(rounded), rounded)
     return v
