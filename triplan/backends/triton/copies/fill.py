@@ -23,8 +23,8 @@ from triplan.sku import PrecisionGuarantee, Target
 ROUNDINGS = 4
 #: Bytes per program of 4 warps: the best, or within 4 % of it, on an H200 for 2**12 to 2**24 elements of 1, 2, 4 bytes.
 BYTES = 4096
-#: Elements of a contiguous row from which on its vectors are stored as such wherever it begins. Untuned.
-LONG = 1024
+#: Bytes of a contiguous row from which on its vectors are stored as such wherever it begins or ends. Untuned.
+LONG = 128
 
 
 def guarantee(desc: FillDescriptor | ArangeDescriptor) -> Mapping[str, PrecisionGuarantee]:
@@ -63,12 +63,15 @@ def fill(desc: FillDescriptor | ArangeDescriptor, target: Target) -> list[Launch
     *outer, (columns, stride) = dims(out)
     rows = math.prod(n for n, _ in outer)
     elements = BYTES // out.element.itemsize
-    height, width = row_tile(elements, rows, columns)
-    between = out.element.itemsize * (out.layout.stride_multiple if outer else 16)
-    shifts = stride == 1 and columns >= LONG and min(out.alignment, between) < 16
-    reached = columns + (16 // out.element.itemsize - 1 if shifts else 0)
+    item = out.element.itemsize
+    between, vector = item * (out.layout.stride_multiple if outer else 16), 16 // item
+    odd = min(out.alignment, between) < 16 or (rows > 1 and columns % vector != 0)
+    shifts = stride == 1 and vector > 1 and columns * item >= LONG and odd
     if shifts:
-        height, (_, width) = 1, row_tile(elements, elements, reached)
+        height, vectors = row_tile(elements // vector, rows, -(-columns // vector))
+        width = vectors * vector
+    else:
+        height, width = row_tile(elements, rows, columns)
     wide, half = out.numel >= I32_LIMIT, out.element.compute is not out.element
     args: dict[str, Arg] = {
         "start": Scalar(start.name, start.element, 0),
@@ -88,7 +91,7 @@ def fill(desc: FillDescriptor | ArangeDescriptor, target: Target) -> list[Launch
         "BLOCK_ROWS": height,
         "BLOCK_COLUMNS": width,
     }
-    return [Launch(kernels.numbers_kernel, -(-rows // height) * -(-reached // width), args, constants)]
+    return [Launch(kernels.numbers_kernel, -(-rows // height) * -(-columns // width), args, constants)]
 
 
 for _op in ("fill", "arange"):

@@ -29,6 +29,37 @@ def _row_offset(row, sizes, strides):
 
 
 @jit
+def _before(at, VECTOR: tl.constexpr):
+    """Elements between the addresses ``at`` and multiples of 16 bytes before them."""
+    return (at.to(tl.int64) & 15).to(tl.int32) // (16 // VECTOR)
+
+
+@jit
+def _vectors(start, step, row_at, vector, live, columns, NUMBER_TYPE, CAST, VECTOR: tl.constexpr):
+    """Write the vectors ``vector`` elements behind the multiples of 16 bytes at or before ``row_at``, if rows hold them
+    whole. All [N, 1]; rows begin at ``row_at`` and have ``columns`` elements."""
+    OUT: tl.constexpr = row_at.dtype.element_ty
+    lane, before = tl.arange(0, VECTOR)[None, :], _before(row_at, VECTOR)
+    column = vector - before
+    value = _numbers(start, step, column + lane, NUMBER_TYPE, CAST, OUT)
+    whole = live & (column >= 0) & (column + VECTOR <= columns)
+    tl.store(tl.multiple_of(row_at - before, (16, 16)) + vector + lane, value, mask=whole)
+
+
+@jit
+def _ends(start, step, row_at, live, columns, NUMBER_TYPE, CAST, VECTOR: tl.constexpr):
+    """Write what ``_vectors`` leaves of the rows at ``row_at`` [ROWS, 1]."""
+    OUT: tl.constexpr = row_at.dtype.element_ty
+    lane, before = tl.arange(0, VECTOR)[None, :], _before(row_at, VECTOR)
+    head = tl.where(before == 0, 0, VECTOR - before)
+    value = _numbers(start, step, lane + before * 0, NUMBER_TYPE, CAST, OUT)
+    tl.store(row_at + lane, value, mask=live & (lane < head) & (lane < columns))
+    tail = (columns + before) // VECTOR * VECTOR - before + lane
+    value = _numbers(start, step, tail, NUMBER_TYPE, CAST, OUT)
+    tl.store(row_at + tail, value, mask=live & (tail >= head) & (tail < columns))
+
+
+@jit
 def numbers_kernel(
     start,
     step,
@@ -51,31 +82,23 @@ def numbers_kernel(
     first, and ``along`` (None: 1) along the columns. rows, sizes, strides: None where there is one row.
 
     Only the last tiles are masked: a mask whose length is not a multiple of 16 bytes would narrow all stores. With
-    SHIFTS, which is for contiguous rows, one a tile, that begin anywhere, the vectors within a row are stored as such,
-    and its ends one by one.
+    SHIFTS, which is for contiguous rows that begin or end anywhere, the vectors within a row are stored as such, and
+    its ends one by one.
     """
     OUT: tl.constexpr = out.dtype.element_ty
     VECTOR: tl.constexpr = 128 // OUT.primitive_bitwidth
-    last = columns + VECTOR - 1 if SHIFTS else columns
-    first_row, first = tile_start(rows, last, POINT_TYPE, BLOCK_ROWS, BLOCK_COLUMNS)
+    first_row, first = tile_start(rows, columns, POINT_TYPE, BLOCK_ROWS, BLOCK_COLUMNS)
     count = 1 if rows is None else rows
     if SHIFTS:
-        row_at = out + _row_offset(tl.full((), first_row, POINT_TYPE), sizes, strides)
-        before = ((row_at.to(tl.int64) & 15) // (16 // VECTOR)).to(POINT_TYPE)  # elements since a multiple of 16 bytes
-        aligned = tl.multiple_of(row_at - before, 16)
-        vector, lane = tl.arange(0, BLOCK_COLUMNS // VECTOR)[:, None] * VECTOR, tl.arange(0, VECTOR)
-        at = first - before + vector
-        whole = (at >= 0) & (at + VECTOR <= columns)
-        value = _numbers(start, step, at + lane[None, :], NUMBER_TYPE, CAST, OUT)
-        tl.store(aligned + (first + vector + lane[None, :]), value, mask=whole)
+        VECTORS: tl.constexpr = BLOCK_COLUMNS // VECTOR
+        number = tl.arange(0, BLOCK_ROWS * VECTORS)[:, None]
+        row, vector = first_row + number // VECTORS, first + number % VECTORS * VECTOR
+        row_at = out + _row_offset(row, sizes, strides)
+        _vectors(start, step, row_at, vector, row < count, columns, NUMBER_TYPE, CAST, VECTOR)
         if first == 0:
-            own = tl.where(before == 0, 0, VECTOR - before)
-            tl.store(
-                row_at + lane, _numbers(start, step, lane, NUMBER_TYPE, CAST, OUT), (lane < own) & (lane < columns)
-            )
-            end = (columns + before) // VECTOR * VECTOR - before + lane
-            tail = _numbers(start, step, end, NUMBER_TYPE, CAST, OUT)
-            tl.store(row_at + end, tail, mask=(end >= own) & (end < columns))
+            line = (first_row + tl.arange(0, BLOCK_ROWS))[:, None]
+            line_at = out + _row_offset(line, sizes, strides)
+            _ends(start, step, line_at, line < count, columns, NUMBER_TYPE, CAST, VECTOR)
     else:
         row = first_row + tl.arange(0, BLOCK_ROWS)
         column = first + tl.arange(0, BLOCK_COLUMNS)

@@ -13,15 +13,14 @@ from triplan.backends.triton.common.offsets import I32_LIMIT, RANKS
 from triplan.backends.triton.common.strides import known_strides, row_tile, stride_arg
 from triplan.backends.triton.copies import join_kernels as kernels
 from triplan.backends.triton.copies.geometry import ELEMENTS, layout
-from triplan.backends.triton.copies.rows import BYTES, FEW_BYTES, SMALL, THREADS
+from triplan.backends.triton.copies.rows import THREADS, elements
 from triplan.descriptors import JoinDescriptor, Operand
 from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
 
 
 def _tile(desc: JoinDescriptor) -> tuple[int, int]:
     """(rows, columns) of a program's tile, of as many bytes as that of ``rows``."""
-    each = BYTES if desc.operand("out").nbytes >= SMALL else FEW_BYTES
-    return row_tile(THREADS * each // desc.element.itemsize, desc.rows, *desc.widths)
+    return row_tile(elements(desc.operand("out"), desc.element.itemsize), desc.rows, *desc.widths)
 
 
 def _programs(desc: JoinDescriptor) -> int:

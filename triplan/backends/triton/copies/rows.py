@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from triplan.backends.runtime.launch import Int, Launch
+from triplan.backends.runtime.launch import Int, Launch, power_of_two_in
+from triplan.backends.triton.common.offsets import ceil_power, divisor
 from triplan.backends.triton.common.strides import Along, row_tile
 from triplan.backends.triton.copies import geometry, rows_kernels as kernels
+from triplan.descriptors import Operand
 from triplan.descriptors.copies import MoveDescriptor
 from triplan.sku import SUPPORTED, Support, Target
 
@@ -13,18 +15,39 @@ THREADS, BYTES = 128, 32
 #: As many below SMALL bytes of the result, so that every multiprocessor has work: on an H200 2**20 packed i8 take 1.5
 #: us, with 8 bytes 1.6, with 4 bytes 2.2.
 FEW_BYTES, SMALL = 16, 1 << 21
+#: Programs among which even tiny problems are divided, if threads have an element: those of an H200's multiprocessors.
+PROGRAMS = 132
 #: Time relative to a packed copy: for rows that are not whole 16-byte vectors, and for elements that a stride or a map
 #: separates. Those of elementwise's ``rows`` and ``strided``.
 ODD_SLOWDOWN, SINGLE_SLOWDOWN = 1.25, 2.3
 #: Time of a masked-off lane, relative to one that moves elements. Untuned.
 IDLE = 0.3
+#: As many such lanes, relative to the others, with which elements of a packed triangle are numbered through. Untuned.
+FLAT_IDLE = 0.2
 
 
 def tile(desc: MoveDescriptor) -> tuple[int, int]:
     """(rows, columns) of a program's tile."""
-    each = BYTES if desc.operand("out").nbytes >= SMALL else FEW_BYTES
-    elements = THREADS * each // min(desc.element.itemsize, desc.result.itemsize)
-    return row_tile(elements, _rows(desc), geometry.inner(desc).size)
+    item = min(desc.element.itemsize, desc.result.itemsize)
+    return row_tile(elements(desc.operand("out"), item), _rows(desc), geometry.inner(desc).size)
+
+
+def elements(out: Operand, item: int) -> int:
+    """Those that a program moves, of ``item`` bytes."""
+    each = (BYTES if out.nbytes >= SMALL else FEW_BYTES) // item
+    return THREADS * min(each, ceil_power(-(-out.numel // (THREADS * PROGRAMS))))
+
+
+def is_flat(desc: MoveDescriptor) -> bool:
+    """Whether elements of a triangle are numbered regardless of rows: short ones would leave lanes idle."""
+    packed = all(desc.operand(name).layout.packed for name in ("x", "out"))
+    return desc.op in ("tril", "triu") and packed and _idle(desc) > FLAT_IDLE
+
+
+def _idle(desc: MoveDescriptor) -> float:
+    """Lanes without an element, relative to those with one."""
+    height, width = tile(desc)
+    return _programs(desc) * height * width / max(desc.operand("out").numel, 1) - 1
 
 
 def _rows(desc: MoveDescriptor) -> int:
@@ -55,9 +78,7 @@ def applies(desc: MoveDescriptor, target: Target) -> Support:
 
 
 def rank(desc: MoveDescriptor, target: Target) -> float:
-    height, width = tile(desc)
-    idle = _programs(desc) * height * width / max(desc.operand("out").numel, 1) - 1
-    return geometry.bytes_us(desc, _slowdown(desc) * (1 + IDLE * max(idle, 0)))
+    return geometry.bytes_us(desc, _slowdown(desc) * (1 + IDLE * max(_idle(desc), 0)))
 
 
 @geometry.copies("rows", applies, rank)
@@ -65,6 +86,15 @@ def rows(desc: MoveDescriptor, target: Target) -> list[Launch]:
     if desc.operand("out").numel == 0:
         return []
     *outer, inner = geometry.dims(desc) or (geometry.BLANK,)
+    if is_flat(desc):
+        wide, out = geometry.is_wide(desc), desc.operand("out")
+        block = elements(out, out.element.itemsize)
+        args = {name: arg for name, arg in geometry.base_args(desc).items() if name != "value"}
+        args |= {"rows": divisor(outer[-1].size, wide), "columns": divisor(inner.size, wide)}
+        args["numel"] = Int(out.numel, wide, power_of_two_in(out.numel))
+        constants = geometry.constants(desc)
+        constants = {name: constants[name] for name in ("TRIANGLE", "POINT_TYPE")} | {"BLOCK": block}
+        return [Launch(kernels.triangle_kernel, -(-out.numel // block), args, constants, num_warps=THREADS // 32)]
     dims, maps = geometry.outer_args(desc, outer)
     height, width = tile(desc)
     args = {

@@ -67,3 +67,31 @@ def rows_kernel(
         loaded = load_tile(x_at, live & needed[:, None], 0, X_UNIT)
         keep = (column[None, :] - position[:, None]) * TRIANGLE <= diagonal * TRIANGLE
         store_tile(out_at, tl.where(keep, loaded, 0), live, OUT_UNIT)
+
+
+@jit
+def triangle_kernel(
+    x,
+    out,
+    rows,
+    columns,
+    numel,
+    diagonal,
+    TRIANGLE: tl.constexpr,
+    POINT_TYPE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """out[i] = x[i] for i < numel, or 0 outside of the triangle, as ``rows_kernel`` has it, of packed matrices.
+
+    x, out: any elements. rows, columns: of the matrices, see ``quotient``.
+    """
+    start = tl.program_id(0).to(POINT_TYPE) * BLOCK
+    point = start + tl.arange(0, BLOCK)
+    line = quotient(point, columns)
+    row, column = line - quotient(line, rows) * rows[0], point - line * columns[0]
+    keep = (point < numel) & ((column - row) * TRIANGLE <= diagonal * TRIANGLE)
+    value = tl.load(x + point, mask=keep, other=0)
+    if start + BLOCK <= numel:
+        tl.store(out + point, value)
+    else:
+        tl.store(out + point, value, mask=point < numel)
