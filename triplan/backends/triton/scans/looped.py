@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import SM_WARPS
 from triplan.backends.triton.common.rows_entries import LoopedRows
-from triplan.backends.triton.common.tiles import Tile, warps_for
+from triplan.backends.triton.common.tiles import Tile, registers_for, warps_for
 from triplan.backends.triton.scans import looped_kernels as kernels
 from triplan.backends.triton.scans.shared import OPS, ScanEntry
 from triplan.sku import Target
 
 #: Microseconds of a step of the loop: the latency of its loads and of the step before. Untuned.
 STEP_US = 1.0
+#: Elements of a thread up to which registers also hold those of the next block. Untuned.
+AHEAD = 4
 #: Microseconds of the loop itself.
 LOOP_US = 0.3
-#: Bytes that such tiles scan in a microsecond, bound by instructions: from drawn problems on an H200.
-CROSSED_BYTES_PER_US = 2.9e5
+#: Elements of up to 4 bytes that tiles of several crossed rows scan in a microsecond, bound by instructions; of 8
+#: bytes, half as many. From drawn problems on an H100 and an H200.
+CROSSED_PER_US = 1.6e5
 
 
 class ScanLooped(LoopedRows, ScanEntry, ops=OPS):
@@ -29,9 +33,19 @@ class ScanLooped(LoopedRows, ScanEntry, ops=OPS):
         block = min(tile.block, self.most() // tile.rows)
         return Tile(tile.rows, block, warps_for(tile.rows * block, self.element.itemsize))
 
+    def is_ahead(self) -> bool:
+        """Whether the next block is loaded while one is scanned."""
+        each = self.tile.rows * self.tile.block // (32 * self.tile.warps)
+        return not self.backward and each <= AHEAD and self.rows.n > self.tile.block
+
+    def main(self) -> list[Launch]:
+        ahead = self.is_ahead()
+        most = registers_for(self.tile, 2) if ahead else 0
+        return [self.launch(self.which[self.backward], registers=most, AHEAD=ahead)]
+
     def us(self, target: Target) -> float:
         at_once = SM_WARPS // self.tile.warps * max(target.sm_count, 1)
         waves, steps = -(-self.programs() // at_once), -(-self.rows.n // self.tile.block)
         us = super().us(target) + LOOP_US + (STEP_US + self.step_us()) * (waves * steps - 1)
-        held = self.programs() * steps * self.tile.rows * self.tile.block * self.element.itemsize
-        return max(us, held / CROSSED_BYTES_PER_US) if self.rows.crossed and self.tile.rows > 1 else us
+        held = self.programs() * steps * self.tile.rows * self.tile.block * self.compute.itemsize / 4
+        return max(us, held / CROSSED_PER_US) if self.rows.crossed and self.tile.rows > 1 else us

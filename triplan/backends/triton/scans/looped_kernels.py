@@ -14,6 +14,13 @@ from triplan.backends.triton.scans.shared_kernels import combine, compose, edge,
 
 
 @jit
+def _load(at, strides, block, live, n, BLOCK: tl.constexpr):
+    """Block number ``block`` of the rows at ``at`` that are ``live``; 0 where there is no element."""
+    col = block * BLOCK + tl.arange(0, BLOCK)[None, :]
+    return tl.load(at + axis_offset(col, strides[2]), mask=live & (block >= 0) & (col < n), other=0)
+
+
+@jit
 def scan_looped_kernel(
     x,
     out,
@@ -25,6 +32,7 @@ def scan_looped_kernel(
     blocks,
     PRODUCT: tl.constexpr,
     REVERSE: tl.constexpr,
+    AHEAD: tl.constexpr,
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -32,21 +40,27 @@ def scan_looped_kernel(
     """out[k] = x[0] + ... + x[k] along each row; with REVERSE, x[k] + ... + x[n - 1]; with PRODUCT, products.
 
     x, out: [outer, lanes, n] of f16, bf16, f32, f64 or i64; they may be the same memory. A program scans ROWS rows in
-    blocks of BLOCK elements.
+    blocks of BLOCK elements; with AHEAD it loads each before it scans the previous one, as scans wait for threads.
     """
     outer, lane = group_lanes(tl.program_id(0), blocks, lanes, sizes, ROWS)
     at = row_pointers(x, x_strides, outer, sizes, lane)
     to = row_pointers(out, out_strides, outer, sizes, lane)
     carried = tl.full((ROWS, 1), PRODUCT, COMPUTE)
     steps = tl.cdiv(n, BLOCK)
+    if AHEAD:
+        following = _load(at, x_strides, steps - 1 if REVERSE else 0, lane < lanes, n, BLOCK)
     for step in range(steps):
         block = step
         if REVERSE:
             block = steps - 1 - step
+        if AHEAD:
+            v = following
+            following = _load(at, x_strides, block - 1 if REVERSE else block + 1, lane < lanes, n, BLOCK)
+        else:
+            v = _load(at, x_strides, block, lane < lanes, n, BLOCK)
         col = block * BLOCK + tl.arange(0, BLOCK)[None, :]
         live = (lane < lanes) & (col < n)
-        v = tl.load(at + axis_offset(col, x_strides[2]), mask=live, other=0).to(COMPUTE)
-        y = combine(carried, scan(or_identity(v, live, PRODUCT), PRODUCT, REVERSE), PRODUCT)
+        y = combine(carried, scan(or_identity(v.to(COMPUTE), live, PRODUCT), PRODUCT, REVERSE), PRODUCT)
         tl.store(to + axis_offset(col, out_strides[2]), y.to(out.dtype.element_ty), mask=live)
         carried = edge(y, BLOCK, REVERSE)
 

@@ -19,6 +19,8 @@ from triplan.sku import SUPPORTED, Support, Target
 #: If batch invariance is required, the choice between ``split`` and ``looped`` must not depend on the number of rows:
 #: rows of at least so many blocks are split. Untuned.
 FEWEST_BLOCKS = 4
+#: Passes that those of a product weigh, as the first also scans, for which sums take 2. From drawn problems on an H100.
+PRODUCTS = 3
 
 
 class ScanSplit(SplitRows, ScanEntry, ops=SCANS):
@@ -53,7 +55,7 @@ class ScanSplit(SplitRows, ScanEntry, ops=SCANS):
     def us(self, target: Target) -> float:
         count, row = self.rows.count, self.rows.sectors() * self.rows.n * self.element.itemsize
         once = self.reducing_us(count * self.blocks(), row / self.blocks(), target)
-        return 2 * once + again_us(count * row) + LAUNCH_US
+        return (PRODUCTS if self.desc.op == "cumprod" else 2) * once + again_us(count * row) + LAUNCH_US
 
     def main(self) -> list[Launch]:
         blocks, programs = self.blocks(), self.rows.count * self.blocks()
@@ -63,6 +65,6 @@ class ScanSplit(SplitRows, ScanEntry, ops=SCANS):
         rows |= {"lanes": Int(self.rows.count), "n": Int(blocks), "blocks": Int(self.rows.count)}
         return [
             self.launch(kernels.scan_totals_kernel, programs),
-            self.launch(scan_looped_kernel, self.rows.count, self.totals_tile(), rows),
+            self.launch(scan_looped_kernel, self.rows.count, self.totals_tile(), rows, AHEAD=False),
             self.launch(kernels.scan_finish_kernel, programs),
         ]
