@@ -13,6 +13,7 @@ from torch import Tensor
 import triplan as tp
 import triplan.optim as ours
 from triplan.backends.triton.common.tables import CHUNK
+from triplan.backends.triton.optim import clip as entry
 from triplan.errors import InvalidProblem
 from triplan.functional.optim import TensorList
 from triplan.sku import interpreting
@@ -79,6 +80,21 @@ def test_norms_and_gradients_are_torchs(order: float, dtypes: tuple[torch.dtype,
 @pytest.mark.parametrize("order", ORDERS)
 def test_interpreted_norms_and_gradients_are_torchs(order: float) -> None:
     clips_as_torch(order, "cpu", F32, BF16)
+
+
+@pytest.mark.interpret
+def test_interpreted_programs_may_share_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some have fewer elements or none; the first element behind a tensor's end is no tensor's."""
+    monkeypatch.setattr(entry, "parts_of", lambda sizes, part: 4)
+    whole = torch.linspace(-3, 3, 2 * CHUNK)
+    parts = [whole[1:8], whole[11 : 11 + CHUNK // 4], whole[CHUNK + 13 : -5]]
+    wanted = whole.clone()
+    for own in (wanted[1:8], wanted[11 : 11 + CHUNK // 4], wanted[CHUNK + 13 : -5]):
+        own.clamp_(-1.5, 1.5)
+    desc = tp.ClipDescriptor(op="clip_value", element="f32", sizes=tuple(p.numel() for p in parts))
+    plan = tp.plan(desc, target=tp.Target.cpu(interpret=True))
+    plan.run(plan.args_type(x=parts, limit=1.5), tp.Workspace.allocate(plan, "cpu"))
+    assert torch.equal(whole, wanted)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -9,17 +9,23 @@ from triplan.backends.runtime.jit import jit
 
 
 @jit
-def chunk_of(chunks, sizes, CHUNK: tl.constexpr, PARTS: tl.constexpr = 1):
+def _chunk(PARTS):
+    """(the number of this program's chunk, how many there are)."""
+    return tl.program_id(0).to(tl.int64) // PARTS, tl.num_programs(0).to(tl.int64) // PARTS
+
+
+@jit
+def chunk_of(chunks, places, CHUNK: tl.constexpr, PARTS: tl.constexpr = 1):
     """(tensor, first element, elements from there to the tensor's end) of this program's chunk, or part of a chunk.
 
-    chunks: i32 [2, programs / PARTS], of a tensor and the number of a chunk in it; sizes: i64 [tensors]. PARTS programs
-    share a chunk; those behind the tensor's end have no elements or fewer.
+    chunks: i32 [2, programs / PARTS], of a tensor and the number of a chunk in it; places: see ``address_of``. PARTS
+    programs share a chunk; those behind the tensor's end have no elements or fewer.
     """
-    program = tl.program_id(0).to(tl.int64) // PARTS
-    tensor = tl.load(chunks + program).to(tl.int64)
-    first = tl.load(chunks + tl.num_programs(0) // PARTS + program).to(tl.int64) * CHUNK
-    first += tl.program_id(0) % PARTS * (CHUNK // PARTS)
-    return tensor, first, tl.load(sizes + tensor) - first
+    at, all_of_them = _chunk(PARTS)
+    tensor = tl.load(chunks + at).to(tl.int64)
+    first = tl.load(chunks + all_of_them + at).to(tl.int64) * CHUNK
+    skipped = (tl.program_id(0) % PARTS * (CHUNK // PARTS)).to(tl.int64)
+    return tensor, first + skipped, tl.load(places + at) - skipped
 
 
 @jit
@@ -45,9 +51,26 @@ def shifted_count(rest, shift, CHUNK: tl.constexpr):
 
 
 @jit
-def address_of(addresses, stream: tl.constexpr, tensor, tensors):
-    """addresses: i64 [streams, tensors]."""
-    return tl.load(addresses + stream * tensors + tensor)
+def address_of(places, stream: tl.constexpr, PARTS: tl.constexpr = 1):
+    """The address of this program's tensor in list ``stream``.
+
+    places: i64 [1 + streams, programs / PARTS], of the elements from a chunk's first to its tensor's end, and of the
+    tensor's addresses. A chunk has its own, so that no program waits for its tensor's number before it loads them.
+    """
+    at, all_of_them = _chunk(PARTS)
+    return tl.load(places + (1 + stream) * all_of_them + at)
+
+
+@jit
+def half_of(half, first, i, shift, count, BLOCK: tl.constexpr):
+    """(elements, which exist) of one half of the block at ``i``, for a masked path.
+
+    Of whole blocks Triton would give each thread as many neighbours as the unmasked path does, whose vectors it cannot
+    load under a mask: then lanes load with gaps, and exchange values before they store them. Of another length they do
+    not.
+    """
+    offset = first + i + half * (BLOCK // 2) + tl.arange(0, BLOCK // 2)
+    return offset, (offset >= shift) & (offset < first + count)
 
 
 @jit

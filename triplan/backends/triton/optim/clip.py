@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, Scalar
+from triplan.backends.runtime.launch import Arg, Launch, Ptr, Scalar
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
-from triplan.backends.triton.common.tables import applies, tables
+from triplan.backends.triton.common.tables import BLOCKS, applies, parts_of, tables
 from triplan.backends.triton.optim import clip_kernels as kernels
 from triplan.backends.triton.optim.update import ELEMENTS, TYPES
 from triplan.descriptors.optim import ClipDescriptor
@@ -44,11 +44,11 @@ def clip(desc: ClipDescriptor, target: Target) -> list[Launch]:
         **table.args,
         "norm": None if norm is None else Ptr("norm", norm.element, norm.alignment),
         "limit": Scalar("limit", ElementKind.F64, 0.0),
-        "tensors": Int(len(desc.sizes)),
     }
     block = min(32 * WARPS * BYTES // desc.element.itemsize, table.chunk)
-    constants = {"TYPE": TYPES[desc.element], "CHUNK": table.chunk, "BLOCK": block}
-    return [Launch(kernels.clip_kernel, table.programs, args, constants, num_warps=WARPS)]
+    parts = parts_of(desc.sizes, BLOCKS * block)
+    constants = {"TYPE": TYPES[desc.element], "CHUNK": table.chunk, "PARTS": parts, "BLOCK": block}
+    return [Launch(kernels.clip_kernel, table.programs * parts, args, constants, num_warps=WARPS)]
 
 
 for _op in ClipDescriptor.ops():

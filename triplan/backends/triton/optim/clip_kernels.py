@@ -9,6 +9,7 @@ from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.tables_kernels import (
     address_of,
     chunk_of,
+    half_of,
     load_stream,
     shift_of,
     shifted,
@@ -31,11 +32,11 @@ def _clipped(x, coefficient, limit, BY_NORM: tl.constexpr):
 
 @jit
 def clip_kernel(
-    chunks, sizes, addresses, norm, limit, tensors, TYPE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr
+    chunks, places, norm, limit, TYPE: tl.constexpr, CHUNK: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """x *= min(1, limit / (norm + 1e-6)); without a norm, x = min(max(x, -limit), limit); one chunk of one tensor.
+    """x *= min(1, limit / (norm + 1e-6)); without a norm, x = min(max(x, -limit), limit); a part of a chunk.
 
-    addresses: i64 [1, tensors], of tensors of TYPE; norm: f64 [1] or None; limit: f64.
+    places: see ``address_of``, of tensors of TYPE; norm: f64 [1] or None; limit: f64.
     """
     coefficient = 1.0
     if norm is not None:
@@ -44,16 +45,20 @@ def clip_kernel(
         # Nothing changes: half of the traffic and all writes are saved in most steps of a training.
         if coefficient == 1.0:
             return
-    tensor, first, rest = chunk_of(chunks, sizes, CHUNK)
-    x = address_of(addresses, 0, tensor, tensors)
+    _, first, rest = chunk_of(chunks, places, CHUNK, PARTS)
+    x = address_of(places, 0, PARTS)  # before a branch, so that it is not loaded after ``rest``
+    if PARTS > 1:
+        if rest <= 0:
+            return
     shift = shift_of(x, TYPE)
-    x, count = shifted(x, shift, TYPE), shifted_count(rest, shift, CHUNK)
+    x, count = shifted(x, shift, TYPE), shifted_count(rest, shift, CHUNK // PARTS)
     for i in range(0, count, BLOCK):
-        offset = first + i + tl.arange(0, BLOCK)
         if (first + i >= shift) & (i + BLOCK <= count):
-            own = _clipped(load_stream(x, offset, None, TYPE, True), coefficient, limit, norm is not None)
-            store_stream(x, offset, own, None, TYPE, True)
+            whole = first + i + tl.arange(0, BLOCK)
+            clipped = _clipped(load_stream(x, whole, None, TYPE, True), coefficient, limit, norm is not None)
+            store_stream(x, whole, clipped, None, TYPE, True)
         else:
-            mask = (offset >= shift) & (offset < first + count)
-            own = _clipped(load_stream(x, offset, mask, TYPE, False), coefficient, limit, norm is not None)
-            store_stream(x, offset, own, mask, TYPE, False)
+            for half in tl.static_range(2):  # see ``half_of``
+                offset, mask = half_of(half, first, i, shift, count, BLOCK)
+                own = _clipped(load_stream(x, offset, mask, TYPE, False), coefficient, limit, norm is not None)
+                store_stream(x, offset, own, mask, TYPE, False)

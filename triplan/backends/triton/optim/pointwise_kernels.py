@@ -9,6 +9,7 @@ from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.tables_kernels import (
     address_of,
     chunk_of,
+    half_of,
     read_stream,
     shift_of,
     shifted,
@@ -44,11 +45,9 @@ def _block(
 @jit
 def pointwise_kernel(
     chunks,
-    sizes,
-    addresses,
+    places,
     ones,
     scalars,
-    tensors,
     FUNCTION: tl.constexpr,
     READ: tl.constexpr,
     WRITTEN: tl.constexpr,
@@ -59,24 +58,25 @@ def pointwise_kernel(
 ):
     """lists[WRITTEN] = FUNCTION(lists[READ] and ones, scalars), element by element of one chunk of one tensor.
 
-    addresses: i64 [len(TYPES), tensors], of lists of TYPES; ones: pointers to one element. READ has the number of a
+    places: see ``address_of``, of lists of TYPES; ones: pointers to one element. READ has the number of a
     list for each value of FUNCTION, or -1 - i for the i-th of ``ones``. NARROWEST: a list of the narrowest type.
     """
-    tensor, first, rest = chunk_of(chunks, sizes, CHUNK)
-    shift = shift_of(address_of(addresses, NARROWEST, tensor, tensors), TYPES[NARROWEST])
+    _, first, rest = chunk_of(chunks, places, CHUNK)
+    shift = shift_of(address_of(places, NARROWEST), TYPES[NARROWEST])
     lists, joined = (), first * 0
     for k in tl.static_range(len(TYPES)):
-        address = shifted(address_of(addresses, k, tensor, tensors), shift, TYPES[k])
+        address = shifted(address_of(places, k), shift, TYPES[k])
         lists, joined = lists + (address,), joined | address
     single = ()
     for k in tl.static_range(len(ones)):
         single = single + (tl.load(ones[k]),)
     count = shifted_count(rest, shift, CHUNK)
     for i in range(0, count, BLOCK):
-        offset = first + i + tl.arange(0, BLOCK)
         # Alignment is tested on the addresses themselves, so that no table can promise a wrong one.
         if ((joined % 16) == 0) & (first + i >= shift) & (i + BLOCK <= count):
-            _block(lists, single, scalars, offset, None, FUNCTION, READ, WRITTEN, TYPES, True)
+            whole = first + i + tl.arange(0, BLOCK)
+            _block(lists, single, scalars, whole, None, FUNCTION, READ, WRITTEN, TYPES, True)
         else:
-            mask = (offset >= shift) & (offset < first + count)
-            _block(lists, single, scalars, offset, mask, FUNCTION, READ, WRITTEN, TYPES, False)
+            for half in tl.static_range(2):  # see ``half_of``
+                offset, mask = half_of(half, first, i, shift, count, BLOCK)
+                _block(lists, single, scalars, offset, mask, FUNCTION, READ, WRITTEN, TYPES, False)

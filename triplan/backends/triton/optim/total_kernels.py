@@ -63,10 +63,8 @@ def _term(x, order, KIND: tl.constexpr):
 @jit
 def chunk_kernel(
     chunks,
-    sizes,
-    addresses,
+    places,
     partials,
-    tensors,
     order,
     TYPE: tl.constexpr,
     KIND: tl.constexpr,
@@ -76,12 +74,12 @@ def chunk_kernel(
 ):
     """partials[program] = sum of |x|**order (KIND: or the extremum) of one chunk of one tensor, in f64.
 
-    addresses: i64 [1, tensors], of tensors of TYPE; order: f64; partials: f64 [programs].
+    places: see ``address_of``, of tensors of TYPE; order: f64; partials: f64 [programs].
     """
     begin(OVERLAPS)
-    tensor, first, rest = chunk_of(chunks, sizes, CHUNK)
+    _, first, rest = chunk_of(chunks, places, CHUNK)
     count = tl.minimum(rest, CHUNK).to(tl.int32)
-    x = address_of(addresses, 0, tensor, tensors)
+    x = address_of(places, 0)
     neutral = float("inf") if KIND == SMALLEST else 0.0
     total = tl.full([BLOCK], neutral, tl.float64)
     # The masked loop gives each lane the same elements, so the bits do not depend on addresses.

@@ -11,11 +11,10 @@ from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
-from triplan.backends.triton.common.tables import LIMIT, applies, chunk_of, chunks, tables
+from triplan.backends.triton.common.tables import BLOCKS, applies, parts_of, tables
 from triplan.backends.triton.optim import update_kernels as kernels
 from triplan.descriptors.optim import UpdateDescriptor
 from triplan.sku import ElementKind, PrecisionGuarantee, Target
-from triplan.sku.facts import fact
 
 TYPES = {ElementKind.F32: tl.float32, ElementKind.BF16: tl.bfloat16, ElementKind.F16: tl.float16}
 ELEMENTS = tuple(str(element) for element in TYPES)
@@ -23,11 +22,6 @@ ELEMENTS = tuple(str(element) for element in TYPES)
 #: occupancy.
 VECTOR = 16
 WARPS = 4
-#: Blocks that one program updates, where that leaves few programs without any: those that run at a time then read and
-#: write few pages of memory. Set by hand, from Adam of f32 on an H200.
-BLOCKS = 2
-#: Programs for each one that has elements, at most, where programs share chunks.
-MOST_IDLE = 1.5
 #: Tensors whose steps one program counts. Untuned.
 COUNTED = 1024
 #: By op: (update rule, its scalars, bits of FLAGS by descriptor field).
@@ -70,14 +64,6 @@ def rank(desc: UpdateDescriptor, target: Target) -> float:
     return 2 * LAUNCH_US + moved / BYTES_PER_US
 
 
-@fact
-def parts_of(sizes: tuple[int, ...], part: int) -> int:
-    """Programs that share a chunk, each of which updates ``part`` elements; or 1."""
-    parts = chunk_of(sizes) // part
-    wanted = MOST_IDLE * sum(-(-n // part) for n in sizes)
-    return parts if 0 < chunks(sizes) * parts < min(wanted, LIMIT) else 1
-
-
 def update(desc: UpdateDescriptor, target: Target) -> list[Launch]:
     if not desc.sizes:
         return []
@@ -100,7 +86,6 @@ def update(desc: UpdateDescriptor, target: Target) -> list[Launch]:
     args: dict[str, Arg] = {
         **table.args,
         "steps": steps,
-        "tensors": Int(count),
         "hyper": pointer("hyper"),
         "grad_scale": pointer("grad_scale"),
         "found_inf": found_inf,
