@@ -14,8 +14,9 @@ from proofs import target
 
 import triplan as tp
 from triplan.backends.triton.common.accuracy import SHORT
-from triplan.descriptors.elementwise.problems import NAMED
-from triplan.descriptors.expressions.expression import FUNCTIONS
+from triplan.backends.triton.elementwise.entries import NEW_BITS, OPS
+from triplan.descriptors.elementwise.problems import NAMED, _expression, _gradient
+from triplan.descriptors.expressions.expression import FUNCTIONS, flattened
 from triplan.testing import check_plan
 
 Tensor = torch.Tensor
@@ -158,6 +159,18 @@ def _checked(op: str, elements: tuple[str, ...], where: str) -> int:
         for desc in descs:
             compared += check_plan(tp.plan(desc, target=target(where)), runs=1 if where == "interpret" else 2).compared
     return compared
+
+
+def test_the_version_tells_which_ops_got_new_bits() -> None:
+    """Those whose trees have a function that got a short form; the first three had one from the beginning."""
+    new = SHORT.keys() - {"exp", "sigmoid", "normal_cdf"}
+    found = {"expression"}
+    for op in OPS.keys() - found:
+        name = op.removesuffix("_backward")
+        nodes, _ = flattened([_expression(op) if name == op else _gradient(name)])
+        if new & {str(node[0]) for node in nodes}:
+            found.add(op)
+    assert found == NEW_BITS
 
 
 @compiles

@@ -99,7 +99,7 @@ def _give_libdevice() -> None:
     names = "exp exp2 expm1 log log1p log2 log10 pow hypot sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
     for name in (names + "atan2 rint trunc fmod copysign").split():
         setattr(libdevice, name, interpreted(getattr(np, _NUMPY.get(name, name))))
-    libdevice.fast_dividef = interpreted(np.divide)
+    libdevice.fast_dividef, libdevice.fast_log2f = interpreted(np.divide), interpreted(np.log2)
     for name in ("erf", "erfc"):
         setattr(libdevice, name, interpreted(np.vectorize(getattr(math, name), otypes=[np.float64])))
 

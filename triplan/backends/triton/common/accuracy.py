@@ -43,8 +43,22 @@ _ULP = {
     (6, 4): "log1pexp",
 }
 ULP: Mapping[str, tuple[float, float]] = {name: ulp for ulp, names in _ULP.items() for name in names.split()}
-#: Errors of the ``short_`` functions (``maths_kernels``), in ulp of f32.
-SHORT: Mapping[str, float] = {"exp": 260, "sigmoid": 264, "normal_cdf": 500}
+#: Errors of the ``short_`` functions (``maths_kernels``), in ulp of f32. The logarithms' are those of the hardware's
+#: log2, 2**-22, relative to log2(17 / 16), from where on it is used. The arguments of the hyperbolic ones add a few.
+_SHORT = {
+    3: "sqrt",
+    4: "rsqrt",
+    10: "tanh",
+    12: "atan",
+    30: "log log2 log10",
+    40: "log1p",
+    50: "acosh asinh atanh",
+    260: "exp",
+    264: "sigmoid",
+    302: "log1pexp",
+    500: "erfc normal_cdf",
+}
+SHORT: Mapping[str, float] = {name: ulp for ulp, names in _SHORT.items() for name in names.split()}
 #: Functions whose result jumps where a quotient is rounded to an integer.
 JUMPS = frozenset({"truncate_divide"})
 #: Functions that flush subnormal f32 arguments to 0 where this changes the result by much.

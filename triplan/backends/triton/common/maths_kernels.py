@@ -13,6 +13,7 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 from triplan.backends.runtime.jit import jit
+from triplan.backends.triton.common.philox_kernels import polynomial
 
 #: Functions that are Python operators.
 OPERATORS = dict(
@@ -51,7 +52,15 @@ def _normal(x):
 @jit
 def div(x, y):
     # ``/`` of f32 is div.full.f32, which has an error of 2 ulp and gives 0 for divisors beyond 2**126.
-    return tl.div_rn(x, y) if x.dtype == tl.float32 else x / y
+    if x.dtype != tl.float32:
+        found = x / y
+    elif y.type.is_block():
+        found = tl.div_rn(x, y)
+    elif y == 1.0:  # one number for all, as 10**0 of round_decimals
+        found = x
+    else:
+        found = tl.div_rn(x, y)
+    return found
 
 
 @jit
@@ -143,12 +152,51 @@ def sqrt(x): return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
 def rsqrt(x): return reciprocal(sqrt(x))
 @jit
 def short_exp(x): return tl.exp(x)
+
+
+@jit
+def short_sqrt(x):
+    return tl.sqrt(_normal(x)) * tl.where(_is_subnormal(x), 0.000244140625, 1.0)
+
+
+@jit
+def short_rsqrt(x):
+    return tl.rsqrt(_normal(x)) * tl.where(_is_subnormal(x), 4096.0, 1.0)
+
+
 @jit
 def log(x): return libdevice.log(_normal(x)) - tl.where(_is_subnormal(x), 16.635532333438686, 0.0)
 @jit
 def log2(x): return libdevice.log2(_normal(x)) - tl.where(_is_subnormal(x), 24.0, 0.0)
 @jit
 def log10(x): return libdevice.log10(_normal(x)) - tl.where(_is_subnormal(x), 7.224719895935548, 0.0)
+
+
+@jit
+def _log_near_one(f):
+    """log(1 + f) for abs(f) < 1/16, with a relative error below 2**-21 (fitted)."""
+    return f * polynomial(f, (-0.25078353, 0.33411661, -0.49999928, 0.99999964))
+
+
+@jit
+def _short_log(x, FACTOR: tl.constexpr):
+    """log2(x) * FACTOR. The hardware's log2 has an absolute error of 2**-22, which near 1 is a large relative one."""
+    far = libdevice.fast_log2f(_normal(x)) - tl.where(_is_subnormal(x), 24.0, 0.0)
+    return tl.where(tl.abs(x - 1) < 0.0625, _log_near_one(x - 1) * 1.4426950408889634, far) * FACTOR
+
+
+@jit
+def short_log(x): return _short_log(x, 0.6931471805599453)
+@jit
+def short_log2(x): return _short_log(x, 1.0)
+@jit
+def short_log10(x): return _short_log(x, 0.3010299956639812)
+
+
+@jit
+def short_log1p(x):
+    far = libdevice.fast_log2f(1 + x) * 0.6931471805599453
+    return tl.where(tl.abs(x) < 0.0625, _log_near_one(x), far)
 
 
 @jit
@@ -186,12 +234,26 @@ def short_normal_cdf(x):
     P, of degree 5, is fitted to exp(x**2 / 2) * normal_cdf(x) on [-14.5, 0]: its relative error is at most 3.6e-5.
     """
     size = tl.abs(x)
-    t = libdevice.fast_dividef(tl.full(x.shape, 1.0, tl.float32), 1 + 0.38 * size)
-    p = tl.fma(t, tl.full(x.shape, -0.08993583216260533, tl.float32), 0.18889239024961985)
+    tail = _normal_tail(0.38 * size, size * size * -0.7213475204444817)
+    return tl.where(x < 0, tail, 1 - tail)
+
+
+@jit
+def _normal_tail(part, exponent):
+    """2**exponent * P(1 / (1 + part)), P of ``short_normal_cdf``."""
+    t = libdevice.fast_dividef(tl.full(part.shape, 1.0, tl.float32), 1 + part)
+    p = tl.fma(t, tl.full(part.shape, -0.08993583216260533, tl.float32), 0.18889239024961985)
     p = tl.fma(t, p, 0.091968241525125)
     p = tl.fma(t, p, 0.15783270537514066)
-    tail = t * tl.fma(t, p, 0.15122485656650417) * tl.exp2(size * size * -0.7213475204444817)
-    return tl.where(x < 0, tail, 1 - tail)
+    return t * tl.fma(t, p, 0.15122485656650417) * tl.exp2(exponent)
+
+
+@jit
+def short_erfc(x):
+    """2 * normal_cdf(-x * sqrt(2))."""
+    size = tl.abs(x)
+    tail = 2 * _normal_tail(0.5374011537017761 * size, size * size * -1.4426950408889634)
+    return tl.where(x < 0, 2 - tail, tail)
 
 
 @jit
@@ -208,6 +270,58 @@ def short_sigmoid(x):
 def log1pexp(x):
     """log(1 + exp(x)) without overflow."""
     return tl.where(x > 0, x, 0) + libdevice.log1p(libdevice.exp(-tl.abs(x)))
+
+
+@jit
+def short_log1pexp(x):
+    return tl.where(x > 0, x, 0) + short_log1p(tl.exp(-tl.abs(x)))
+
+# --- hyperbolic functions and arcs, of 16-bit results ---
+@jit
+def short_tanh(x):
+    """(1 - exp(-2 |x|)) / (1 + exp(-2 |x|)), and near 0, where 1 - exp cancels, x * P(x**2) (fitted: 2**-21)."""
+    size, square = tl.abs(x), x * x
+    e = tl.exp2(size * -2.8853900817779268)
+    near = x * polynomial(square, (0.12841614, -0.33321908, 0.99999958))
+    return tl.where(size < 0.25, near, libdevice.copysign(libdevice.fast_dividef(1 - e, 1 + e), x))
+
+
+@jit
+def _log_twice(t, more):
+    """log(1 + t + more) for t <= more <= t + 2, also where the sum would overflow."""
+    large = t > 1152921504606846976.0  # 2**60
+    return short_log1p(tl.where(large, t, t + more)) + tl.where(large, 0.6931471805599453, 0.0)
+
+
+@jit
+def short_acosh(x):
+    t = x - 1
+    return tl.where(x < 1, float("nan"), _log_twice(t, tl.sqrt(t * (t + 2))))
+
+
+@jit
+def short_asinh(x):
+    """log(size + sqrt(size**2 + 1)), and sqrt(s) - 1 = (s - 1) / (sqrt(s) + 1)."""
+    size = tl.abs(x)
+    square = size * size
+    return libdevice.copysign(_log_twice(size, libdevice.fast_dividef(square, 1 + tl.sqrt(square + 1))), x)
+
+
+@jit
+def short_atanh(x):
+    size = tl.abs(x)
+    found = 0.5 * short_log1p(libdevice.fast_dividef(2 * size, 1 - size))
+    return libdevice.copysign(tl.where(size > 1, float("nan"), found), x)
+
+
+@jit
+def short_atan(x):
+    """t * P(t**2) with t = |x|, and pi / 2 less that with t = 1 / |x| where |x| > 1 (fitted: 2**-20)."""
+    size = tl.abs(x)
+    t = tl.where(size > 1, libdevice.fast_dividef(tl.full(x.shape, 1.0, tl.float32), size), size)
+    p = (0.0078633679, -0.037012976, 0.083871163, -0.1348719, 0.19881482, -0.33326516, 0.99999934)
+    found = t * polynomial(t * t, p)
+    return libdevice.copysign(tl.where(size > 1, 1.5707963267948966 - found, found), x)
 
 # --- rounding, tests ---
 @jit

@@ -21,6 +21,14 @@ def quotient(point, by):
 
 
 @jit
+def steps(index, stride):
+    """index * stride. An index is not negative: extended by zeros, it takes two products where a sign takes three."""
+    if index.dtype.primitive_bitwidth < stride.dtype.primitive_bitwidth:
+        index = index.to(tl.uint32).to(stride.dtype)
+    return index * stride
+
+
+@jit
 def unravel(point, sizes, strides):
     """sum(i[d] * strides[d]), where i are the coordinates of ``point``, numbered row-major over ``sizes``.
 
@@ -30,10 +38,10 @@ def unravel(point, sizes, strides):
     offset = (point * 0).to(strides[0].dtype)
     for d in tl.static_range(len(sizes)):
         if d == len(sizes) - 1:
-            offset += point * strides[d]
+            offset += steps(point, strides[d])
         else:
             rest = quotient(point, sizes[d])
-            offset += (point - rest * sizes[d][0]) * strides[d]
+            offset += steps(point - rest * sizes[d][0], strides[d])
             point = rest
     return offset
 

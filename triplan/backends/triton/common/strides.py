@@ -45,11 +45,12 @@ def continues(outer: Sequence[int | Along], inner: Sequence[int | Along], size: 
     return all(isinstance(s, int) and isinstance(t, int) and s == t * size for s, t in pairs)
 
 
-def stride_arg(o: Operand, stride: int | Along) -> Arg:
-    """The stride as a kernel argument, with the divisibility that the layout promises."""
+def stride_arg(o: Operand, stride: int | Along, wide: bool = True) -> Arg:
+    """The stride as a kernel argument, with the divisibility that the layout promises; a known one of 64 bits if
+    ``wide``."""
     if isinstance(stride, Along):
         return Stride(o.name, stride.axis, divisibility=o.layout.stride_multiple)
-    return Int(stride, True, power_of_two_in(stride))
+    return Int(stride, wide, power_of_two_in(stride))
 
 
 def axis_strides(o: Operand) -> tuple[Arg, ...]:

@@ -52,16 +52,32 @@ def dims(desc: ElementwiseDescriptor) -> tuple[Dim, ...]:
     return tuple(merged)
 
 
+def are_turned(desc: ElementwiseDescriptor, at: int) -> tuple[bool, ...]:
+    """For each tensor, whether it is contiguous along dimension ``at`` instead of the innermost one."""
+    found = dims(desc)
+    return tuple(
+        s == 1 and inner not in (0, 1) and not o.is_written
+        for s, inner, o in zip(found[at].strides, found[-1].strides, tensors(desc), strict=True)
+    )
+
+
+def turned(desc: ElementwiseDescriptor) -> int | None:
+    """The last dimension along which some input is contiguous that is not contiguous along the innermost one."""
+    return next((at for at in reversed(range(len(dims(desc)) - 1)) if any(are_turned(desc, at))), None)
+
+
 def blank(desc: ElementwiseDescriptor) -> Dim:
     """A dimension of extent 1."""
     return Dim(1, (0,) * len(tensors(desc)))
 
 
 def stride_args(desc: ElementwiseDescriptor, along: Sequence[Dim]) -> tuple[tuple[Arg, ...], ...]:
-    """The strides of each tensor along the dimensions ``along``, innermost first."""
-    return tuple(
-        padded([stride_arg(o, dim.strides[i]) for dim in along], Int(0, True, 16)) for i, o in enumerate(tensors(desc))
-    )
+    """The strides of each tensor along ``along``, innermost first; of 32 bits if its offsets need no more."""
+    found, everywhere = [], dims(desc)
+    for i, o in enumerate(tensors(desc)):
+        wide = o.numel >= I32_LIMIT or any(isinstance(dim.strides[i], Along) for dim in everywhere)
+        found.append(padded([stride_arg(o, dim.strides[i], wide) for dim in along], Int(0, wide, 16)))
+    return tuple(found)
 
 
 def base_args(desc: ElementwiseDescriptor) -> dict[str, Arg]:
@@ -93,16 +109,19 @@ def constants(desc: ElementwiseDescriptor) -> dict[str, Any]:
 HELD = 64
 #: (elements of a problem, those of a thread) at most: more threads have less to compute one after another. On an H200
 #: tanh of 2**17 bf16 takes 1.4, 1.5, 1.9 and 2.4 us by 2, 4, 8 and 16 elements a thread, of 2**19 2.3, 1.9, 2.1, 2.7.
-FEW = ((1 << 17, 2), (1 << 19, 4))
+#: (More than 2**19: untuned.)
+FEW = ((1 << 17, 2), (1 << 20, 4), (1 << 21, 8))
 
 
 def lanes(desc: ElementwiseDescriptor, loads: int = 1) -> int:
     """Elements of each operand per thread: ``loads`` 16-byte vectors of the widest operand that is not broadcast.
 
-    Fewer where the problem has few elements.
+    Twice as many where what is written is narrower, as of comparisons; fewer where the problem has few elements.
     """
     numel, count = desc.operands()[-1].numel, len(tensors(desc))
-    found = loads * 16 // max(o.element.itemsize for o in tensors(desc) if o.numel == numel)
+    widest = max(o.element.itemsize for o in tensors(desc) if o.numel == numel)
+    narrow = any(o.is_written and o.element.itemsize < widest for o in tensors(desc))
+    found = loads * 16 // widest * (2 if narrow else 1)
     while found * count > HELD and found > 1:
         found //= 2
     return min([found, *(each for most, each in FEW if numel <= most)])

@@ -11,8 +11,9 @@ from triplan.sku import SUPPORTED, Support, Target
 
 #: Elements per program; few, because each offset takes two registers. Untuned.
 BLOCK = 512
-#: Time relative to ``flat``. On an H200, 16384 x 16384 bf16: 2.3 for rows with gaps, 3.4 for an added row or column.
-SLOWDOWN = 2.3
+#: Time relative to ``flat``, if all operands go along the same axis and if not. On an H100, of problems that
+#: ``bench anywhere`` draws: 1.05 to 1.7 (f64 and equal rows the least), and 3 to 9.
+SLOWDOWN, TURNED_SLOWDOWN = 1.38, 2.3
 
 
 def applies(desc: ElementwiseDescriptor, target: Target) -> Support:
@@ -21,7 +22,7 @@ def applies(desc: ElementwiseDescriptor, target: Target) -> Support:
 
 
 def rank(desc: ElementwiseDescriptor, target: Target) -> float:
-    return geometry.bytes_us(desc, SLOWDOWN)
+    return geometry.bytes_us(desc, SLOWDOWN if geometry.turned(desc) is None else TURNED_SLOWDOWN)
 
 
 @elementwise("strided", applies, rank)

@@ -37,20 +37,6 @@ def _tile(desc: ElementwiseDescriptor, turned: int | None) -> tuple[int, int, in
     return rows, columns, max(threads * rows * columns // (side * side), 32)
 
 
-def _are_turned(desc: ElementwiseDescriptor, at: int) -> tuple[bool, ...]:
-    """For each tensor, whether it is contiguous along dimension ``at`` instead of the innermost one."""
-    found = geometry.dims(desc)
-    return tuple(
-        s == 1 and inner not in (0, 1) and not o.is_written
-        for s, inner, o in zip(found[at].strides, found[-1].strides, geometry.tensors(desc), strict=True)
-    )
-
-
-def _turned(desc: ElementwiseDescriptor) -> int | None:
-    """The last dimension along which some input is contiguous that is not contiguous along the innermost one."""
-    return next((at for at in reversed(range(len(geometry.dims(desc)) - 1)) if any(_are_turned(desc, at))), None)
-
-
 def _is_promised(desc: ElementwiseDescriptor) -> bool:
     """Whether some input is promised contiguous along another axis, which has extent 1 here, but not along the rows."""
     inner = geometry.dims(desc)[-1].strides if geometry.dims(desc) else ()
@@ -65,7 +51,7 @@ def _programs(desc: ElementwiseDescriptor, turned: int | None) -> int:
 
 
 def applies(desc: ElementwiseDescriptor, target: Target) -> Support:
-    turned = _turned(desc)
+    turned = geometry.turned(desc)
     if 0 in desc.shape or (turned is None and not _is_promised(desc)):
         return Support.no("no input is promised contiguous along another axis than the result")
     programs = _programs(desc, turned)
@@ -73,7 +59,7 @@ def applies(desc: ElementwiseDescriptor, target: Target) -> Support:
 
 
 def rank(desc: ElementwiseDescriptor, target: Target) -> float:
-    turned = _turned(desc)
+    turned = geometry.turned(desc)
     rows, columns, _ = _tile(desc, turned)
     full = _programs(desc, turned) * rows * columns / desc.operands()[-1].numel
     return EXCHANGE_US + geometry.bytes_us(desc, SLOWDOWN * (1 + IDLE * (full - 1)))
@@ -81,7 +67,7 @@ def rank(desc: ElementwiseDescriptor, target: Target) -> float:
 
 @elementwise("transposed", applies, rank)
 def transposed(desc: ElementwiseDescriptor, target: Target) -> list[Launch]:
-    found, turned, wide = geometry.dims(desc), _turned(desc), geometry.is_wide(desc)
+    found, turned, wide = geometry.dims(desc), geometry.turned(desc), geometry.is_wide(desc)
     height, width, threads = _tile(desc, turned)
     row, column = geometry.blank(desc) if turned is None else found[turned], found[-1]
     outer = [d for at, d in enumerate(found) if at not in (turned, len(found) - 1)]
@@ -99,7 +85,7 @@ def transposed(desc: ElementwiseDescriptor, target: Target) -> list[Launch]:
         **geometry.constants(desc),
         "ROW_STRIDES": known[0],
         "COLUMN_STRIDES": known[1],
-        "TURNED": (False,) * len(row.strides) if turned is None else _are_turned(desc, turned),
+        "TURNED": (False,) * len(row.strides) if turned is None else geometry.are_turned(desc, turned),
         "BLOCK_ROWS": height,
         "BLOCK_COLUMNS": width,
     }

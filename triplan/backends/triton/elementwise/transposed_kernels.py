@@ -6,13 +6,13 @@
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
-from triplan.backends.triton.common.offsets_kernels import unravel
+from triplan.backends.triton.common.offsets_kernels import load_tile, steps, store_tile, unravel
 
 
 @jit
 def _steps(index, stride, KIND: tl.constexpr):
     """index * stride; KIND is the stride if that is a constant, else None."""
-    return index * stride if KIND is None else index * KIND
+    return steps(index, stride) if KIND is None else index * KIND
 
 
 @jit
@@ -65,11 +65,11 @@ def transposed_kernel(
             offset = _offset(
                 base, row[:, None], column[None, :], across[i], along[i], ROW_STRIDES[i], COLUMN_STRIDES[i]
             )
-            value = tl.load(inputs[i] + offset, mask=live)
+            value = load_tile(inputs[i] + offset, live, None, COLUMN_STRIDES[i] is not None)
         values = values + (value,)
     results = FUNCTION(values, scalars)
     for i in tl.static_range(len(outputs)):
         j: tl.constexpr = len(inputs) + i
         base = unravel(matrix, sizes, strides[j])
         offset = _offset(base, row[:, None], column[None, :], across[j], along[j], ROW_STRIDES[j], COLUMN_STRIDES[j])
-        tl.store(outputs[i] + offset, results[i], mask=live)
+        store_tile(outputs[i] + offset, results[i], live, COLUMN_STRIDES[j] is not None)
