@@ -59,6 +59,8 @@ def ragged(op: str) -> Iterator[tp.Descriptor]:
 def asks(arch: str, desc: Any, entry: str, name: str) -> Patterns:
     if entry.endswith("wgmma") or entry in ("windowed", "interleaved"):
         return ((r"wgmma\.mma_async", r"cp\.async\.bulk\.tensor") if "wgmma" in name else ()), ()
+    if entry == "dots":
+        return (r"fma\.rn\.f(32|64)",), (r"mma",)
     if entry == "depthwise" and desc.in_channels == 128 and name != "conv2d_fold_kernel":
         # A thread has four channels, or two.
         return ((VECTORS if desc.element.itemsize == 4 else r"\.v2\.b32",) if desc.element.itemsize <= 4 else ()), ()

@@ -189,11 +189,11 @@ def test_empty_operands_are_planned(op: str) -> None:
 
 
 @pytest.mark.parametrize("element", ["bf16", "f32"])
-@pytest.mark.parametrize(("where", "kernel"), places("tiles", "small_tiles", "depthwise", "converted"))
+@pytest.mark.parametrize(("where", "kernel"), places("tiles", "small_tiles", "depthwise", "converted", "dots"))
 @settings(max_examples=6)
 @given(data=st.data())
 def test_drawn_shapes_and_layouts(where: str, kernel: str | None, element: str, data: st.DataObject) -> None:
-    cls = tp.descriptor_types()[data.draw(st.sampled_from(OPS))]
+    cls = tp.descriptor_types()[data.draw(st.sampled_from(OPS[2:] if kernel == "dots" else OPS))]
     fixed: dict[str, Any] = {"element": element}
     if kernel == "depthwise":
         fixed |= {"in_channels": 5, "out_channels": 5, "groups": 5}
@@ -224,6 +224,23 @@ def test_several_tiles_and_parts(op: str) -> None:
         plan = tp.plan(desc, target=target("interpret"), kernel=kernel)
         assert (plan.workspace_size() > 0) == (op == "conv2d_backward_weight" or kernel == "converted")
         assert check_plan(plan, runs=1, passes=("unit",)).compared
+
+
+@pytest.mark.parametrize(("where", "kernel"), places("dots"))
+@pytest.mark.parametrize("element", ["bf16", "f64"])
+def test_sums_of_few_pairs(where: str, kernel: str | None, element: str) -> None:
+    """One launch: several steps of pixels, the last of which is shorter, and a last program of fewer pairs."""
+    fields = {"batch": 2, "in_channels": 6, "out_channels": 40, "groups": 2, "height": 25, "width": 24}
+    more = {"kernel": (3, 2), "stride": (1, 2), "dilation": (2, 1), "padding": (1, 2, 0, 1)}
+    desc = tp.Conv2dBackwardWeightDescriptor(**fields, **more, element=element)
+    plan = tp.plan(desc, target=target(where), kernel=kernel)
+    if kernel is not None:
+        (launch,) = plan.launches
+        pairs, pixels = launch.constexprs["TERMS"], launch.constexprs["PIXELS"]
+        assert pixels < 2 * 24 * 13
+        assert 2 * 24 * 13 % pixels
+        assert (launch.grid, plan.workspace_size()) == (40 * -(-18 // pairs), 0)
+    assert check_plan(plan, runs=1, passes=("unit",)).compared
 
 
 #: Depthwise problems of which a thread has several rows and columns, and a program several tiles: channels, height and
@@ -340,7 +357,7 @@ def test_what_is_selected() -> None:
     deep = {**big, "groups": 256}
     for op in OPS:
         cls = tp.descriptor_types()[op]
-        few = "tiles" if op == "conv2d_backward_weight" else "small_tiles"
+        few = "dots" if op == "conv2d_backward_weight" else "small_tiles"
         for fields, wanted in ((big, "converted"), (deep, "depthwise"), (FIELDS, few)):
             assert tp.plan(cls(**fields, element="bf16"), target="a100").sku().kernel == wanted
         assert tp.plan(cls(**big, element="bf16"), target=H200).sku().kernel == "converted_wgmma"

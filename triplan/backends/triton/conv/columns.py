@@ -132,7 +132,7 @@ def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
     warps = WARPS if d.m * d.n > 64 * 64 else 4
     main = Launch(conv2d_weight_columns_kernel, _programs(desc), args, constants, num_warps=warps, num_stages=STAGES)
     tensors = {c.operand.name: c.tensor for c in (x, dout)}
-    return copies.around((x, dout), [main, *shared.fold(desc, d.parts)], tensors, dout.end)
+    return copies.around((x, dout), [main, *shared.fold(desc, d.parts, target)], tensors, dout.end)
 
 
 kernel(

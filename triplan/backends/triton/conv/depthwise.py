@@ -35,6 +35,8 @@ WARPS = 4
 #: Products that one multiprocessor accumulates per microsecond, for pixels and for the gradient of weight; measured on
 #: an H200 with 3 x 3 taps and channels that are not read in vectors.
 SM_PRODUCTS_PER_US, SM_WEIGHT_PRODUCTS_PER_US = 3.3e4, 3.8e4
+#: Microseconds that the gradient of weight takes longer: it waits for what it reads, and sums threads. Untuned.
+WEIGHT_US = 1.0
 
 
 def _extents(desc: Conv2dProblem) -> tuple[int, int]:
@@ -212,7 +214,10 @@ def rank(desc: Conv2dProblem, target: Target) -> float:
     products = shared.pixels(desc) * desc.in_channels * desc.taps
     rate = SM_WEIGHT_PRODUCTS_PER_US if shared.of_weight(desc) else SM_PRODUCTS_PER_US
     work = products / (rate * min(target.sm_count, max(programs(desc), 1)))
-    return card.LAUNCH_US + max(work, sum(o.nbytes for o in desc.operands()) / card.BYTES_PER_US)
+    beside = card.LAUNCH_US
+    if shared.of_weight(desc):
+        beside = shared.launches_us(2 if _parts(desc) > 1 else 1) + WEIGHT_US
+    return beside + max(work, sum(o.nbytes for o in desc.operands()) / card.BYTES_PER_US)
 
 
 def _precision(desc: Conv2dProblem) -> MathPrecision:
@@ -320,8 +325,10 @@ def build_weight(desc: Conv2dProblem, target: Target) -> list[Launch]:
     which, warps = kernels.conv2d_depthwise_weight_kernel, _division(desc).warps
     # For sm80 ptxas would spill two registers to raise occupancy.
     most = None if target.arch is ArchSku.SM90A else card.MAX_THREAD_REGISTERS
-    main = Launch(which, programs(desc), args, _constants(desc), num_warps=warps, max_registers=most)
-    return [main, *shared.fold(desc, parts)]
+    constants = _constants(desc)
+    early = shared.begins_early(programs(desc), target)
+    main = Launch(which, programs(desc), args, constants, num_warps=warps, overlaps=early, max_registers=most)
+    return [main, *shared.fold(desc, parts, target)]
 
 
 shared.register(

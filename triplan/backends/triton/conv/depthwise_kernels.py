@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
+from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.conv.shared_kernels import offset, within
 
 
@@ -323,6 +324,7 @@ def conv2d_depthwise_weight_kernel(
     DILATION_ROWS: tl.constexpr,
     DILATION_COLUMNS: tl.constexpr,
     ACC: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """out[part, channel, tap] = sum over the pixels of a part of dout[pixel, channel] * x[pixel at tap, channel].
 
@@ -333,6 +335,7 @@ def conv2d_depthwise_weight_kernel(
     NaN). Each lane sums its own columns, and the sum of the parts adds the groups. A program computes LANES lanes and
     ROWS by TAPS taps, which divide the kernel.
     """
+    begin(OVERLAPS)
     program = tl.program_id(0)
     tile = program % tiles_taps
     tap_row, tap_column = tile // tiles_tap_columns * ROWS, tile % tiles_tap_columns * TAPS

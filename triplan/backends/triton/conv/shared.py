@@ -8,7 +8,7 @@ from typing import Any
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
 from triplan.backends.table import kernel
-from triplan.backends.triton.common import bounds
+from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.offsets import ceil_power, values
 from triplan.backends.triton.common.strides import axis_strides, count
 from triplan.backends.triton.conv import shared_kernels as kernels
@@ -187,7 +187,18 @@ def of_parts(desc: Conv2dProblem, parts: int, each: int) -> dict[str, Arg]:
     }
 
 
-def fold(desc: Conv2dProblem, parts: int) -> list[Launch]:
+def begins_early(programs: int, target: Target) -> bool:
+    """Whether a launch may begin while the previous one ends: on an H100 one of more programs than multiprocessors
+    took up to 1.4 times as long if it did."""
+    return programs <= target.sm_count
+
+
+def launches_us(launches: int) -> float:
+    """Microseconds of a sequence of ``launches`` beside what they compute; each but the first begins early."""
+    return card.LAUNCH_US + (launches - 1) * card.OVERLAPPED_LAUNCH_US
+
+
+def fold(desc: Conv2dProblem, parts: int, target: Target) -> list[Launch]:
     """The launch that adds several parts in their order."""
     if parts == 1:
         return []
@@ -206,4 +217,6 @@ def fold(desc: Conv2dProblem, parts: int) -> list[Launch]:
     at_once = min(ceil_power(parts), max(FOLD_PARTS, min(busy, MOST_FOLD_PARTS)))
     block = FOLD_AREA // at_once
     constants = {"PARTS": at_once, "BLOCK": block}
-    return [Launch(kernels.conv2d_fold_kernel, -(-out.numel // block), args, constants, num_warps=4)]
+    programs = -(-out.numel // block)
+    overlaps = begins_early(programs, target)
+    return [Launch(kernels.conv2d_fold_kernel, programs, args, constants, num_warps=4, overlaps=overlaps)]

@@ -6,6 +6,7 @@
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
+from triplan.backends.triton.common.overlap import begin
 
 
 @jit
@@ -73,12 +74,14 @@ def conv2d_fold_kernel(
     kernel_columns,
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """out = the sum of ``count`` ``parts``: BLOCK of ``elements``; every PARTS-th in their order, then these sums.
 
     ``parts`` (part, filter, tap row, tap column, channel), packed, in the accumulator; ``out`` (filter, channel, tap
     row, tap column). PARTS loads wait together.
     """
+    begin(OVERLAPS)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < elements
     lane = tl.arange(0, PARTS)

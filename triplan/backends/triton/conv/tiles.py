@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from triplan.backends.runtime.launch import Arg, Int, Launch
 from triplan.backends.triton.common import card
@@ -193,7 +194,7 @@ class Tiles:
         tile = self.tile_of(desc)
         launches = 2 if self.workspace(desc, target) else 1
         nbytes = sum(o.nbytes for o in desc.operands()) + 2 * self.workspace(desc, target)
-        beside = launches * card.LAUNCH_US + nbytes / card.BYTES_PER_US
+        beside = shared.launches_us(launches) + nbytes / card.BYTES_PER_US
         if shared.of_weight(desc):
             terms = -(-shared.pixels(desc) // tile.k) * tile.k
         else:
@@ -273,21 +274,24 @@ class Tiles:
         sizes = {"taps": Int(desc.taps), "tiles_m": Int(m), "tiles_n": Int(n), "channels": count(_reduced(desc))}
         return {**sizes, **shared.geometry(desc)}
 
-    def _constants(self, desc: Conv2dProblem) -> dict[str, object]:
-        tile = self.tile_of(desc)
-        precision = "tf32" if desc.multiplicands is MathPrecision.TF32 else "ieee"
-        return {
+    def _launch(
+        self, desc: Conv2dProblem, target: Target, which: Any, args: Mapping[str, Arg], **constants: object
+    ) -> Launch:
+        """The main launch."""
+        tile, programs = self.tile_of(desc), self.programs(desc)
+        constants |= {
             "BLOCK_M": tile.m,
             "BLOCK_N": tile.n,
             "BLOCK_K": tile.k,
-            "PRECISION": precision,
+            "PRECISION": "tf32" if desc.multiplicands is MathPrecision.TF32 else "ieee",
             "FLAT": self._flat(desc),
             "ACC": TL[desc.element.compute],
         }
+        early = shared.begins_early(programs, target)
+        return Launch(which, programs, args, constants, num_warps=tile.warps, num_stages=tile.stages, overlaps=early)
 
     def build(self, desc: Conv2dProblem, target: Target) -> list[Launch]:
         """The result, or the gradient of x."""
-        tile, back = self.tile_of(desc), shared.of_input(desc)
         if self.programs(desc) == 0:
             return []
         periods = ("period_rows", "period_columns")
@@ -299,13 +303,11 @@ class Tiles:
             **{name: Int(n) if _strided(desc) else None for name, n in zip(periods, _periods(desc), strict=True)},
             **self._shared(desc),
         }
-        constants = {**self._constants(desc), "TRANSPOSED": back}
-        which = kernels.conv2d_tiles_kernel
-        return [Launch(which, self.programs(desc), args, constants, num_warps=tile.warps, num_stages=tile.stages)]
+        return [self._launch(desc, target, kernels.conv2d_tiles_kernel, args, TRANSPOSED=shared.of_input(desc))]
 
     def build_weight(self, desc: Conv2dProblem, target: Target) -> list[Launch]:
         """The gradient of weight: each part of the pixels, then the sum of the parts."""
-        tile, (parts, each) = self.tile_of(desc), self._parts(desc)
+        parts, each = self._parts(desc)
         if self.programs(desc) == 0:
             return []
         args: dict[str, Arg] = {
@@ -315,9 +317,7 @@ class Tiles:
             "groups": Int(desc.groups),
             **self._shared(desc),
         }
-        which, constants = kernels.conv2d_weight_kernel, self._constants(desc)
-        main = Launch(which, self.programs(desc), args, constants, num_warps=tile.warps, num_stages=tile.stages)
-        return [main, *shared.fold(desc, parts)]
+        return [self._launch(desc, target, kernels.conv2d_weight_kernel, args), *shared.fold(desc, parts, target)]
 
     def register(self, priority: int) -> None:
         """The entry of these tiles."""

@@ -10,6 +10,7 @@ channel that is summed ("implicit GEMM"; Chetlur et al., cuDNN, arXiv 1410.0759)
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
+from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.conv.shared_kernels import first, offset, position
 
 
@@ -60,6 +61,7 @@ def conv2d_tiles_kernel(
     TRANSPOSED: tl.constexpr,
     PRECISION: tl.constexpr,
     ACC: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """out[pixel, feature] = bias[feature] + sum over (tap, channel) of source[pixel at tap, channel] * weight: BLOCK_M
     pixels by BLOCK_N features of one group.
@@ -74,6 +76,7 @@ def conv2d_tiles_kernel(
     are then those whose rows (and columns) have one remainder modulo the stride. The same taps reach all of them, one
     in so many, and only these are multiplied.
     """
+    begin(OVERLAPS)
     program = tl.program_id(0)
     feature = program % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
     program = program // tiles_n
@@ -177,6 +180,7 @@ def conv2d_weight_kernel(
     FLAT: tl.constexpr,
     PRECISION: tl.constexpr,
     ACC: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """out[filter, channel, tap] = sum over ``each`` pixels of dout[pixel, filter] * x[pixel at tap, channel]: BLOCK_M
     filters by BLOCK_N channels of one group, one tap, and one part of the pixels.
@@ -186,6 +190,7 @@ def conv2d_weight_kernel(
     those of a group. FLAT: BLOCK_N pairs of a tap and a channel, instead of channels of one tap, each with an address
     of its own.
     """
+    begin(OVERLAPS)
     program = tl.program_id(0)
     term = program % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
     program = program // tiles_n

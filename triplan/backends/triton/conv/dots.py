@@ -1,0 +1,100 @@
+"""Kernel ``dots``: the gradient of weight of small problems, whose pixels one program sums without tensor cores.
+
+A program has one filter and a few pairs of a tap and a channel; its threads share the pixels. Where ``tiles`` has few
+programs, or a second launch that adds parts, the time is what these wait for. Here it is one launch and few loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from triplan.backends.runtime.launch import Arg, Int, Launch
+from triplan.backends.table import kernel
+from triplan.backends.triton.common import card
+from triplan.backends.triton.common.offsets import TL
+from triplan.backends.triton.common.strides import count
+from triplan.backends.triton.conv import shared
+from triplan.backends.triton.conv.dots_kernels import conv2d_weight_dots_kernel
+from triplan.descriptors import Conv2dBackwardWeightDescriptor
+from triplan.descriptors.conv import Conv2dProblem
+from triplan.sku import MathPrecision, PrecisionGuarantee, Support, Target
+from triplan.sku.facts import fact
+
+#: Pairs of a tap and a channel of a program, and pixels of a step: 16 products for each thread at most.
+DIVISIONS = tuple((terms, pixels) for terms in (1, 2, 4, 8) for pixels in (128, 256, 512) if terms * pixels <= 2048)
+WARPS = 4
+#: Multiprocessors that the division is chosen for: bits depend on it, so it is the same for all targets.
+SMS = 132
+#: Microseconds of a step, which waits for loads, and of each of a thread's loads. On an H100, of 1 to 1337 steps.
+WAIT_US, LOAD_US = 0.5, 0.03
+
+
+def _pairs(desc: Conv2dProblem) -> int:
+    return desc.taps * desc.channels
+
+
+def _programs(desc: Conv2dProblem, terms: int) -> int:
+    return desc.out_channels * -(-_pairs(desc) // terms)
+
+
+def _us(desc: Conv2dProblem, terms: int, pixels: int, sms: int) -> float:
+    """Estimated microseconds of a division."""
+    steps, loads = -(-shared.pixels(desc) // pixels), pixels * (1 + terms) / (32 * WARPS)
+    # On an H100, 2 programs on a multiprocessor took twice as long as one.
+    waves = max(-(-_programs(desc, terms) // max(sms, 1)), 1)
+    return (card.OVERLAPPED_LAUNCH_US + steps * (WAIT_US + LOAD_US * loads)) * waves
+
+
+@fact
+def _division(desc: Conv2dProblem) -> tuple[int, int]:
+    """Pairs of a program, and pixels of a step: of equal estimates the fewest."""
+    return min(DIVISIONS, key=lambda d: (_us(desc, d[0], d[1], SMS), d))
+
+
+def programs(desc: Conv2dProblem) -> int:
+    return _programs(desc, _division(desc)[0])
+
+
+def supports(desc: Conv2dProblem, target: Target) -> Support:
+    return shared.counted(desc, programs(desc))
+
+
+def rank(desc: Conv2dProblem, target: Target) -> float:
+    """Estimated microseconds."""
+    return _us(desc, *_division(desc), target.sm_count)
+
+
+def guarantee(desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:
+    """Products are of the element's precision: without tensor cores nothing is rounded to tf32."""
+    return shared.guaranteed(desc, MathPrecision(desc.element.value), shared.pixels(desc), 1)
+
+
+def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
+    if programs(desc) == 0:
+        return []
+    found = shared.of_parts(desc, 1, shared.pixels(desc))
+    del found["part_stride"], found["each"]
+    args: dict[str, Arg] = {
+        **found,
+        **shared.geometry(desc),
+        "pixels": Int(shared.pixels(desc)),
+        "filters": Int(desc.filters),
+        "channels": count(desc.channels),
+        "taps": Int(desc.taps),
+    }
+    terms, pixels = _division(desc)
+    constants = {"TERMS": terms, "PIXELS": pixels, "ACC": TL[desc.element.compute]}
+    overlaps = shared.begins_early(programs(desc), target)
+    return [Launch(conv2d_weight_dots_kernel, programs(desc), args, constants, num_warps=WARPS, overlaps=overlaps)]
+
+
+kernel(
+    op=Conv2dBackwardWeightDescriptor.ops()[0],
+    name="dots",
+    elements=shared.ELEMENTS,
+    layout=shared.layout,
+    supports=supports,
+    rank=rank,
+    guarantee=guarantee,
+    priority=4,
+)(build)
