@@ -194,7 +194,7 @@ def others(op: str, entry: str, target: tp.Target) -> Iterator[tuple[tp.Descript
         wide = base.replace(element="f32", layouts={})
         odd = wide.replace(m=4097, n=4099, k=4101)
         for desc in (wide, odd, *(d.replace(layouts={"a": LOOSE_COLUMN, "c": COLUMN}) for d in (wide, odd))):
-            for split in fma.splits_of(desc):
+            for split in fma.splits_of(desc, target):
                 if split.pieces <= 2:
                     yield desc, overlapping(fma.launches(desc, split), target)
     elif (op, entry) == ("gemm", "split_k"):

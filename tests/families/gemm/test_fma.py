@@ -12,6 +12,7 @@ from cases.gemm import COLUMN, LOOSE_COLUMN, LOOSE_ROW, backward_grid, batched_g
 import triplan as tp
 from triplan.backends.triton.gemm import fma
 from triplan.backends.triton.gemm.split_k import Split
+from triplan.backends.triton.gemm.tile_shapes import programs_of
 
 SQUARE = tp.GemmDescriptor(m=4096, n=4096, k=4096, element="f32")
 KERNEL, COPY, SUMS = "fma_kernel", "matrix_copy_kernel", "pieces_kernel"
@@ -49,6 +50,16 @@ def test_where_it_is_chosen() -> None:
         required(SQUARE.replace(k=0), "fma", H200)
     with pytest.raises(tp.Unsupported, match="sm90a"):
         required(SQUARE, "fma", tp.Target.preset("a100"))
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(3072, 73, 108736), (1600, 2689, 18432), (4096, 33, 65536)])
+def test_pieces_of_k_fill_whole_waves(m: int, n: int, k: int) -> None:
+    """A wave that is not full takes as long as a full one; of few columns a warp has 64 rows."""
+    desc = tp.GemmDescriptor(m=m, n=n, k=k, element="f32")
+    split = fma.cheapest(desc, H200)
+    programs, slots = split.count(k) * programs_of(desc, split.tile), 132 * fma.RESIDENT_WARPS // split.tile.warps
+    assert programs % slots == 0 or programs % slots > 0.95 * slots
+    assert (split.tile.n == 64) == (n == 33)
 
 
 def problems(m: int, n: int, k: int) -> Iterator[tp.Descriptor]:

@@ -34,6 +34,13 @@ def test_pieces_hold_all_of_k_once_and_none_is_empty(pieces: int, k: int) -> Non
     assert (count - 1) * depth < max(k, 1) <= count * depth
 
 
+@pytest.mark.parametrize(("n", "rows"), [(456110, 128), (456112, 64)])
+def test_tiles_are_tall_where_elements_are_loaded_one_by_one(n: int, rows: int) -> None:
+    """They load each element less often."""
+    desc = tp.GemmDescriptor(m=1025, n=128, k=n, element="bf16", layouts={"b": COLUMN})
+    assert split_k.cheapest_split(desc, H200).tile.m == rows
+
+
 def test_few_tiles_and_a_long_k_are_cut_and_many_tiles_are_not() -> None:
     long = tp.plan(tp.GemmDescriptor(m=16, n=1024, k=8192, element="f16", layouts={"b": COLUMN}), target=H200)
     assert long.sku().kernel == "split_k"

@@ -52,6 +52,16 @@ def test_pieces(where: str, pieces: int) -> None:
     assert ran > 0
 
 
+@pytest.mark.parametrize(("n", "columns"), [(5, 8), (96, 32), (250, 256), (521, 64), (4096, 256)])
+def test_few_columns_of_a_tile_do_not_exist(n: int, columns: int) -> None:
+    """A warp of columns may be narrower; the same along a column-major C."""
+    row = tp.GemmDescriptor(m=500_000, n=n, k=3, element="f32")
+    column = tp.GemmDescriptor(m=n, n=500_000, k=3, element="f32", layouts={"c": tp.Layout.strided(unit_axis=0)})
+    for desc, axis in ((row, 1), (column, 0)):
+        tile = outer.tile_of(desc, H200)
+        assert (tile[axis], tile.m * tile.n) == (columns, 4096)
+
+
 @pytest.mark.parametrize("k", [0, 1, 31, 64, 1000, 4097])
 @pytest.mark.parametrize("pieces", [1, 2, 64])
 def test_pieces_hold_all_of_k_once_and_none_is_empty(pieces: int, k: int) -> None:

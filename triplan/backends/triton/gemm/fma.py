@@ -34,15 +34,21 @@ from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import ArchSku, MathPrecision, Support, Target
 from triplan.sku.facts import fact
 
-#: Tiles of 8 rows by 16 columns for each thread; a warp has 32 by 128. 255 registers a thread leave a multiprocessor 8
-#: warps.
-TILES = (Tile(128, 256, 16, 8, 3), Tile(128, 128, 16, 4, 3), Tile(64, 128, 16, 2, 3))
-#: Rows and columns of C for a warp.
-WARP_M, WARP_N = 32, 128
+#: Tiles of 8 rows by 16 columns for each thread, or of 16 by 8 for few columns. 255 registers a thread leave a
+#: multiprocessor 8 warps.
+TILES = (
+    Tile(128, 256, 16, 8, 3),
+    Tile(128, 128, 16, 4, 3),
+    Tile(64, 128, 16, 2, 3),
+    Tile(128, 64, 16, 2, 3),
+)
+#: Columns of C for a warp at most.
+WARP_N = 128
 #: Warps that a multiprocessor holds.
 RESIDENT_WARPS = 8
-#: Pieces that k may be cut into.
+#: Pieces that k may be cut into, beside those whose programs are whole waves: so many, and pieces at most.
 PIECES = (1, 2, 3, 4, 6, 8, 12, 16)
+WAVES, MOST_PIECES = (1, 2, 3, 4), 256
 #: Least extent of a piece along k.
 LEAST_DEPTH = 64
 #: Microseconds outside the steps along k, of the kernel and of each wave of tiles but the first.
@@ -52,6 +58,9 @@ FIXED_US, BETWEEN_US = 2.0, 5.0
 WIDE_MFLOP_US, MFLOP_US = 2.65, 2.78
 #: Factor on it for each factor that is loaded one element at a time. From products of odd extents.
 SINGLE = 1.06
+#: Factor on it in tiles of few columns, which load more of A; and where its rows are loaded one element at a time. From
+#: products of 33 and 73 columns on an H100.
+NARROW, NARROW_SINGLE = 1.1, 1.4
 #: Bytes of partial sums per microsecond where rows of C begin at any element: they are written one at a time.
 SINGLE_BYTES_PER_US = 1e6
 
@@ -107,6 +116,7 @@ def _on_lines(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
         epilogue["c_batch"] = Int(slab, wide=True, divisibility=power_of_two_in(slab))
         del epilogue["alpha"]
         known["alpha"] = 1.0
+    warps_n = -(-tile.n // WARP_N)
     launch = Launch(
         fma_kernel,
         split.count(desc.k) * programs_of(desc, tile),
@@ -115,8 +125,8 @@ def _on_lines(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
             **constants,
             **known,
             "STAGES": tile.stages,
-            "WARPS_M": tile.m // WARP_M,
-            "WARPS_N": tile.n // WARP_N,
+            "WARPS_M": tile.warps // warps_n,
+            "WARPS_N": warps_n,
             "A_VECTOR": _vector(desc.operand("a")),
             "B_VECTOR": _vector(desc.operand("b")),
             "A_ROWS": is_row_major(desc.operand("a")),
@@ -133,10 +143,13 @@ def fma_us(desc: MatrixProductDescriptor, split: Split, target: Target) -> float
     """Estimated microseconds."""
     tile, pieces = split.tile, split.count(desc.k)
     resident = RESIDENT_WARPS // tile.warps
-    waves = -(-pieces * programs_of(desc, tile) // (max(target.sm_count, 1) * resident))
+    waves = -(-pieces * programs_of(desc, tile) // _slots(tile, target))
     rate = WIDE_MFLOP_US if resident == 1 else MFLOP_US
-    single = SINGLE ** sum(_vector(o) == 1 for o in _factors(desc))
-    computed = waves * resident * 2e-6 * tile.m * tile.n * split.depth(desc.k) * rate * single
+    a, b = _factors(desc)
+    slower = SINGLE ** sum(_vector(o) == 1 for o in (a, b))
+    if tile.n < WARP_N:
+        slower *= NARROW_SINGLE if _vector(a) == 1 and is_row_major(a) else NARROW
+    computed = waves * resident * 2e-6 * tile.m * tile.n * split.depth(desc.k) * rate * slower
     found = FIXED_US + computed + max(waves - 1, 0) * BETWEEN_US + sum(copy.cost_us for copy in moved(desc))
     if _is_summed(desc, split):
         found += sum_us(desc, pieces, target)
@@ -145,19 +158,31 @@ def fma_us(desc: MatrixProductDescriptor, split: Split, target: Target) -> float
     return found
 
 
+def _slots(tile: Tile, target: Target) -> int:
+    """Programs of a wave."""
+    return max(target.sm_count, 1) * RESIDENT_WARPS // tile.warps
+
+
+def _pieces(desc: MatrixProductDescriptor, tile: Tile, target: Target) -> list[int]:
+    """The numbers of pieces that k is long enough for: a wave that is not full takes as long as a full one."""
+    programs = max(programs_of(desc, tile), 1)
+    full = (waves * _slots(tile, target) // programs for waves in WAVES)
+    return sorted({1, *(p for p in (*PIECES, *full) if 1 < p <= min(MOST_PIECES, desc.k // LEAST_DEPTH))})
+
+
 @fact
-def splits_of(desc: MatrixProductDescriptor) -> tuple[Split, ...]:
-    """Every tile with every number of pieces that k is long enough for."""
+def splits_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Split, ...]:
+    """Every tile with every number of pieces that suits it."""
     # The addresses and masks of single elements spill in the widest tile.
     single = any(_vector(o) == 1 for o in _factors(desc))
     tiles = [t for t in TILES if not single or t.warps < RESIDENT_WARPS]
-    return tuple(Split(t, p) for t in tiles for p in PIECES if p == 1 or p * LEAST_DEPTH <= desc.k)
+    return tuple(Split(t, p) for t in tiles for p in _pieces(desc, t, target))
 
 
 @fact
 def cheapest(desc: MatrixProductDescriptor, target: Target) -> Split:
     """The split of the lowest estimate; of equal ones that of the fewest pieces."""
-    return min(splits_of(desc), key=lambda split: (fma_us(desc, split, target), split.pieces))
+    return min(splits_of(desc, target), key=lambda split: (fma_us(desc, split, target), split.pieces))
 
 
 def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
@@ -168,7 +193,7 @@ def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
         return Support.no(f"multiplies as {desc.multiplicands}, not as f32")
     if desc.k == 0:
         return Support.no("k is 0: there is nothing to multiply")
-    if max(desc.m, desc.n, desc.k, PIECES[-1] * programs_of(desc, TILES[-1])) >= I32_COUNTER_LIMIT:
+    if max(desc.m, desc.n, desc.k, MOST_PIECES * max(programs_of(desc, t) for t in TILES)) >= I32_COUNTER_LIMIT:
         return Support.no("extents and programs are counted in 31 bits")
     return copies.counted(moved(desc))
 
@@ -195,7 +220,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
         str(split): Configuration(
             fma_us(desc, split, target), partial(launches, desc, split), workspace_with(desc, split)
         )
-        for split in splits_of(desc)
+        for split in splits_of(desc, target)
     }
 
 

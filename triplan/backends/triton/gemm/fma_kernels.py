@@ -100,8 +100,8 @@ def fma_kernel(
     products, m, n) is packed, ``c_batch`` elements from one matrix to the next: partial sums. ``products`` is None
     without a batch.
 
-    A thread accumulates as many elements as registers hold, 8 rows by 16 columns: for 128 FMAs, 24 elements come from
-    shared memory, which passes 32 a clock to all warps of a multiprocessor.
+    A thread accumulates as many elements as registers hold, 8 rows by 16 columns or 16 by 8: for 128 FMAs, 24 elements
+    come from shared memory, which passes 32 a clock to all warps of a multiprocessor.
     """
     if OVERLAPS:
         next_may_begin()
@@ -109,9 +109,9 @@ def fma_kernel(
     WARPS: gl.constexpr = WARPS_M * WARPS_N
     # Four threads down and eight across: the eight that are served at a time read one row of A, and 128 bytes of B.
     layout: gl.constexpr = gl.BlockedLayout([4, 4], [4, 8], [WARPS_M, WARPS_N], [1, 0])
-    # Rows of A pass through registers into columns. Each thread has 4 of 16 elements of a row; where elements are
-    # loaded one by one, which takes registers, more of one row, which has one address.
-    if A_ROWS and A_VECTOR * B_VECTOR == 16:
+    # Rows of A pass through registers into columns. Each thread has 4 of 16 elements of a row; where registers are few
+    # (elements are loaded one by one, or a warp has 64 rows), more of one row, which has one address.
+    if A_ROWS and A_VECTOR * B_VECTOR == 16 and BLOCK_M == 32 * WARPS_M:
         a_copies: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [WARPS, 1], [1, 0])
     elif A_ROWS:
         a_copies: gl.constexpr = gl.BlockedLayout([1, BLOCK_K // WARPS_N], [32, 1], [WARPS_M, WARPS_N], [1, 0])

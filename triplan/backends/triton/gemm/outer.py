@@ -21,11 +21,14 @@ from triplan.sku import SUPPORTED, Support, Target
 #: Longest k. Each power of two is one binary.
 MOST_K = 8
 #: Elements of C per program, by bytes of an element of the accumulator; and how often such tiles must fill the card.
-ELEMENTS_OF_TILE, FILLED = {4: 4096, 8: 2048}, 2
+#: With 2048 of f64 a multiprocessor holds too few programs: on an H100 they took 1.35 times as long.
+ELEMENTS_OF_TILE, FILLED = {4: 4096, 8: 1024}, 2
 #: Elements of smaller tiles, which are taken where larger ones would not fill the card.
 ELEMENTS_OF_SMALL_TILE, ELEMENTS_OF_LEAST_TILE = 1024, 256
 #: Most columns of a tile: a row of 512 bytes or more, of which each warp writes whole sectors. Untuned.
 MOST_COLUMNS = 256
+#: Columns to which a tile is narrowed if more than one in so many of its columns does not exist: a warp of them.
+LEAST_COLUMNS, IDLE = 32, 8
 #: Microseconds of a kernel besides its programs.
 FIXED_US = 1.7
 #: Microseconds that one multiprocessor takes for an element of C, besides its bytes. Untuned.
@@ -43,15 +46,23 @@ def _power(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
+def _width(extent: int, most: int) -> int:
+    """The widest tile, of ``most`` elements of C along its unit-stride axis, that leaves few of them idle."""
+    width = min(_power(extent), most)
+    while width > LEAST_COLUMNS and IDLE * (-(-extent // width) * width - extent) > extent:
+        width //= 2
+    return width
+
+
 def tile_of(desc: MatrixProductDescriptor, target: Target) -> OuterTile:
     """As wide along C's unit-stride axis as C is, up to ``MOST_COLUMNS``."""
     elements, numel, sms = ELEMENTS_OF_TILE[desc.sums.itemsize], desc.operand("c").numel, max(target.sm_count, 1)
     if numel < FILLED * elements * sms:
         elements = ELEMENTS_OF_SMALL_TILE if numel >= ELEMENTS_OF_SMALL_TILE * sms else ELEMENTS_OF_LEAST_TILE
     if unit_axis(desc.operand("c")) == 0:
-        height = min(_power(desc.m), max(MOST_COLUMNS, elements // _power(desc.n)), elements)
+        height = _width(desc.m, min(max(MOST_COLUMNS, elements // _power(desc.n)), elements))
         return OuterTile(height, min(elements // height, _power(desc.n)))
-    width = min(_power(desc.n), max(MOST_COLUMNS, elements // _power(desc.m)), elements)
+    width = _width(desc.n, min(max(MOST_COLUMNS, elements // _power(desc.m)), elements))
     return OuterTile(min(elements // width, _power(desc.m)), width)
 
 

@@ -22,6 +22,7 @@ from triplan.backends.triton.gemm.guarantees import guarantee
 from triplan.backends.triton.gemm.matrices import (
     I32_COUNTER_LIMIT,
     has_elementwise_access,
+    is_elementwise,
     lacks_unit_stride,
     layout,
 )
@@ -37,8 +38,9 @@ PIECES = (2, 4, 8, 16, 32, 64)
 PIECES_AT_ONCE = 16
 #: Microseconds of the second kernel for each further ``PIECES_AT_ONCE`` pieces. Untuned.
 PIECES_US = 0.6
-#: Most rows of a tile. Taller tiles serve products that fill the card anyhow.
-MAX_TILE_ROWS = 64
+#: Most rows of a tile. Taller tiles serve products that fill the card anyhow; but where halves are loaded one by one,
+#: or as words, they load each element less often.
+MAX_TILE_ROWS, MAX_TILE_ROWS_ELEMENTWISE = 64, 128
 #: Most accumulators per thread of tf32x3 with elementwise access, and of f32 without unit stride. More spill.
 MAX_ACCUMULATORS_ELEMENTWISE = 16
 #: Rows and columns of C per program of the second kernel, for C of few columns and of more: 16 bytes per thread of 4
@@ -84,7 +86,9 @@ def splits_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Split, ...
         desc.multiplicands is MathPrecision.F32 and lacks_unit_stride(desc)
     )
     found = (t for t in tiles_of(desc, target) if not spills or t.accumulators <= MAX_ACCUMULATORS_ELEMENTWISE)
-    return tuple(splits_with((t for t in found if t.m <= MAX_TILE_ROWS), desc.k))
+    loaded = desc.element.itemsize == 2 and any(is_elementwise(desc.operand(name)) for name in "ab")
+    most = MAX_TILE_ROWS_ELEMENTWISE if loaded else MAX_TILE_ROWS
+    return tuple(splits_with((t for t in found if t.m <= most), desc.k))
 
 
 @fact

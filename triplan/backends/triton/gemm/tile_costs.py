@@ -36,6 +36,8 @@ STRAY_BYTES_PER_US = 1.2e5
 #: Microseconds from a program's last step to the first step of the next one; only other programs on the same
 #: multiprocessor hide them.
 BETWEEN_PROGRAMS_US = 2.4
+#: The same where halves are loaded one by one. From drawn products of odd extents on an H100.
+BETWEEN_PROGRAMS_SINGLE_US = 1.2
 #: Microseconds from requesting the operands of a step to having them, on a busy card.
 LATENCY_US = 0.71
 #: Microseconds that each 64 KiB of a step's operands add to its latency.
@@ -47,6 +49,11 @@ FEED_F64_BYTES_PER_US = 1.5e5
 #: Microseconds of loading 1000 elements one by one into one multiprocessor: addresses, masks, shared memory. Set by
 #: hand from odd extents of about 2000 on an H200, which no sweep has.
 ELEMENTWISE_US = 0.07
+#: The same by 8 warps, of 2 bytes. From drawn products of odd extents, k of 63 to 16384, on an H100.
+ELEMENTWISE_WIDE_US = 0.037
+#: The same of f32 for FMAs where k is the unit-stride axis: each row of a block is short. From a product of 432 rows on
+#: an H100.
+ELEMENTWISE_SHORT_US = 0.15
 #: The same where an element is transposed on its way into shared memory, for wgmma of tf32, by whether it is loaded
 #: one by one anyhow. From cubes of about 4096 on an H200.
 TRANSPOSED_US = {True: 0.18, False: 0.36}
@@ -73,6 +80,11 @@ MFLOP_US = {
 }
 #: Factor on tf32 that is multiplied by mma.sync on sm90a, in place of wgmma.
 TF32_WITHOUT_WGMMA = 1.6
+#: Factor on FMAs where a thread accumulates at most so many elements: it reads shared memory more often for each. And
+#: on FMAs and tf32x3 where a multiprocessor has fewer warps than two for each of its schedulers. From drawn products on
+#: an H100 and an H200.
+FEW_ACCUMULATORS, FEW_ACCUMULATORS_SLOWER = 8, 1.3
+BUSY_WARPS, LONE_SLOWER = 8, 1.25
 #: Exponent p of the p-norm that combines the limits.
 LIMITS_POWER = 2.4
 #: Registers of a thread besides its accumulators. Those of f64 take two each; in FMAs of f32, operands take as many.
@@ -109,14 +121,19 @@ def _uses_wgmma(tile: Tile, target: Target) -> bool:
     return target.arch is ArchSku.SM90A and tile.m >= 64 and tile.warps >= 4
 
 
-def _fed_us(o: Operand, elements: int, b_rows: bool, transposed: bool) -> float:
-    """Microseconds of loading a step's elements of a factor; ``b_rows``: whether B is row-major."""
+def _fed_us(o: Operand, tile: Tile, extent: int, b_rows: bool, transposed: bool, short: bool) -> float:
+    """Microseconds of loading a step's elements of a factor.
+
+    ``b_rows``: whether B is row-major; ``transposed``, ``short``: see ``TRANSPOSED_US`` and ``ELEMENTWISE_SHORT_US``.
+    """
+    elements = extent * tile.k
     if transposed:
         return elements * TRANSPOSED_US[is_elementwise(o)] / 1000
     if not is_elementwise(o):
         f64 = o.element is ElementKind.F64
         return elements * o.element.itemsize / (FEED_F64_BYTES_PER_US if f64 else FEED_BYTES_PER_US[b_rows])
-    return elements * ELEMENTWISE_US / 1000 / elements_per_load(o)
+    each = ELEMENTWISE_WIDE_US if o.element.itemsize == 2 and tile.warps == 8 else ELEMENTWISE_US
+    return elements * (ELEMENTWISE_SHORT_US if short else each) / 1000 / elements_per_load(o)
 
 
 def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: int = 1) -> float:
@@ -132,12 +149,17 @@ def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: i
     rates = MFLOP_US[desc.multiplicands]
     rate = rates.get(target.arch, rates[ArchSku.SM90A])
     computed = 2e-6 * tile.m * tile.n * tile.k * (rate.rows if rows else rate.columns)
+    fmas = desc.multiplicands is MathPrecision.F32
     tf32, wgmma = desc.multiplicands is MathPrecision.TF32, _uses_wgmma(tile, target)
     if tf32 and target.arch is ArchSku.SM90A and not wgmma:
         computed *= TF32_WITHOUT_WGMMA
+    if fmas and tile.accumulators <= FEW_ACCUMULATORS:
+        computed *= FEW_ACCUMULATORS_SLOWER
+    if fmas or desc.multiplicands is MathPrecision.TF32X3:
+        computed *= LONE_SLOWER if min(-(-programs // sms), resident) * tile.warps < BUSY_WARPS else 1.0
     a, b = desc.operand("a"), desc.operand("b")
     fed = sum(
-        _fed_us(o, extent * tile.k, rows and not tf32, tf32 and wgmma and is_turned(o))
+        _fed_us(o, tile, extent, rows and not tf32, tf32 and wgmma and is_turned(o), fmas and not is_turned(o))
         for o, extent in ((a, tile.m), (b, tile.n))
     )
     compute = waves * steps * (computed + fed)
@@ -154,7 +176,8 @@ def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: i
     if pieces == 1 and unit_axis(c) is None:  # of pieces, another kernel writes C
         memory += max(c.nbytes - L2_BYTES, 0) / STRAY_BYTES_PER_US
 
-    between = (waves - 1) * BETWEEN_PROGRAMS_US / resident
+    between = BETWEEN_PROGRAMS_SINGLE_US if _loads_single_halves(desc) else BETWEEN_PROGRAMS_US
+    between *= (waves - 1) / resident
     return FIXED_US + between + combined(compute, waiting, memory, power=LIMITS_POWER)
 
 

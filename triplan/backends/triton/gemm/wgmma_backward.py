@@ -201,7 +201,7 @@ def ring_us(desc: GemmBackwardDescriptor, ring: Ring, target: Target) -> float:
         if sums_of(desc, ring, target, parts) != "strips":
             deal = dealt(desc, ring, target)
             products_us *= deal.busiest / deal.plain
-    if ring.n <= 128 and any(rings.is_short(p.desc) for p in pair):
+    if ring.n <= 128 and not ring.pingpong and any(rings.is_short(p.desc) for p in pair):
         products_us *= NARROW_FACTOR
     return products_us + _sums_us(desc, ring, target, parts)
 
