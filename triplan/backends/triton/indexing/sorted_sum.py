@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.table import Preparation
-from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US, SECTOR
+from triplan.backends.triton.common.card import BYTES_PER_US, L2_BYTES_PER_US, LAUNCH_US, SECTOR
 from triplan.backends.triton.common.fill import fill_launch, fold_launch
 from triplan.backends.triton.common.offsets import I32_LIMIT
 from triplan.backends.triton.indexing import segments
@@ -70,12 +70,20 @@ def _sum_us(s: Sorted) -> float:
     walked = 1.0 if s.g.packed else ACROSS if _lies_across(s.g) else WALKED
     if s.inner > 1:
         written = 2 * min(s.slots, s.count) if s.g.keeps else s.slots
-        row = s.inner * s.g.dense.element.itemsize
-        return walked * (s.count + written) * s.outer * max(row, SECTOR) / BYTES_PER_US
+        row = max(s.inner * s.g.dense.element.itemsize, SECTOR)
+        if _repeats(s.g):
+            return s.outer * row * (s.count / L2_BYTES_PER_US + walked * written / BYTES_PER_US)
+        return walked * (s.count + written) * s.outer * row / BYTES_PER_US
     if s.by_slot:
         element_us = ELEMENT_US if s.outer == 1 else AGAIN_US
         return (element_us * s.count + SLOT_US * s.slots) * s.outer
     return walked * POSITION_US * s.count * s.outer
+
+
+def _repeats(g: Geometry) -> bool:
+    """Whether all contributions to a table are one row in memory, which caches keep."""
+    axes = [g.dense_axes[d] for d in g.loop if g.sizes[d] > 1]
+    return bool(axes) and all(axis in g.dense.layout.zero_axes for axis in axes)
 
 
 def _lies_across(g: Geometry) -> bool:
