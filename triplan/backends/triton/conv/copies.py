@@ -7,8 +7,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from triplan.backends.runtime.launch import Arg, Copy, Int, Launch, Ptr, Scratch, Stride, TensorMap, power_of_two_in
+from triplan.backends.runtime.launch import Arg, Copy, Int, Launch, Scratch, power_of_two_in
 from triplan.backends.triton.common import card
+from triplan.backends.triton.common.copied import on_copies
 from triplan.backends.triton.common.offsets import bits, ceil_power, padded_bytes
 from triplan.backends.triton.common.strides import axis_strides, count
 from triplan.backends.triton.conv.copies_kernels import conv2d_copy_kernel
@@ -203,26 +204,9 @@ def launch(c: Padded) -> Launch:
 
 def around(copies: Sequence[Padded], launches: list[Launch], tensors: Mapping[str, Copy], end: int) -> list[Launch]:
     """``launches`` on ``tensors`` in place of operands, between the copies; their scratch begins at ``end``."""
-
-    def placed(arg: Arg) -> Arg:
-        if isinstance(arg, tuple):
-            return tuple(map(placed, arg))
-        if isinstance(arg, Scratch):
-            return replace(arg, offset=arg.offset + end)
-        if not isinstance(arg, (Ptr, Stride, TensorMap)) or arg.operand not in tensors:
-            return arg
-        copy = tensors[arg.operand]
-        if isinstance(arg, TensorMap):
-            return replace(arg, copy=copy)
-        if isinstance(arg, Ptr):
-            return Scratch(copy.offset, arg.element)
-        step = copy.strides[arg.axis]
-        return Int(step, True, power_of_two_in(step))
-
-    found = [replace(x, args={k: placed(a) for k, a in x.args.items()}) for x in launches]
     overlaps = all(x.overlaps for x in launches)
     before, after = (
         [replace(launch(c), overlaps=overlaps) for c in copies if c.operand.is_written is written]
         for written in (False, True)
     )
-    return [*before, *found, *after]
+    return [*before, *on_copies(launches, tensors, end), *after]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
-from triplan.backends.runtime.launch import Arg, Copy, Int, Launch, Ptr, Scratch, Stride, TensorMap
+from triplan.backends.runtime.launch import Arg, Copy, Int, Launch, Scratch
 from triplan.backends.triton.common.card import OVERLAPPED_LAUNCH_US
+from triplan.backends.triton.common.copied import on_copies
 from triplan.backends.triton.common.offsets import bits, padded_bytes
 from triplan.backends.triton.gemm import copies_kernels as kernels
 from triplan.backends.triton.gemm.arguments import extent, matrix_strides
@@ -146,22 +146,8 @@ def of_copies(desc: D, copies: Sequence[MatrixCopy]) -> D:
 def around(copies: Sequence[MatrixCopy], launches: Sequence[Launch]) -> list[Launch]:
     """``launches`` of ``of_copies``, on the copies: those of inputs before them, that of an output after them. The
     launches' own workspace lies behind the copies."""
-    found, begins = {copy.operand.name: copy for copy in copies}, offsets(copies)
-
-    def replaced(arg: Arg) -> Arg:
-        if isinstance(arg, Scratch):
-            return replace(arg, offset=arg.offset + workspace_bytes(copies))
-        copy = found.get(getattr(arg, "operand", ""))
-        if copy is None:
-            return arg
-        begin = begins[copy.operand.name]
-        if isinstance(arg, Ptr):
-            return Scratch(begin, arg.element)
-        if isinstance(arg, Stride):
-            return Int(copy.strides[arg.axis], wide=True, divisibility=arg.divisibility)
-        return replace(arg, copy=Copy(begin, copy.operand.shape, copy.strides)) if isinstance(arg, TensorMap) else arg
-
+    begins = offsets(copies)
+    placed = {c.operand.name: Copy(begins[c.operand.name], c.operand.shape, c.strides) for c in copies}
     inputs = [copy.launch(begins[copy.operand.name]) for copy in copies if not copy.operand.is_written]
     outputs = [copy.launch(begins[copy.operand.name]) for copy in copies if copy.operand.is_written]
-    main = [replace(x, args={name: replaced(arg) for name, arg in x.args.items()}) for x in launches]
-    return [*inputs, *main, *outputs]
+    return [*inputs, *on_copies(launches, placed, workspace_bytes(copies)), *outputs]
