@@ -65,8 +65,9 @@ def complete(desc: Any, t: Tensors) -> None:
         out, lse = torch.empty_like(t["out"]), torch.empty_like(t["lse"])
         names = {name: getattr(desc, name) for name in ("causal", "align")}
         args = tp.AttentionArgs(q=t["q"], k=t["k"], v=t["v"], out=out, lse=lse)
-        target = tp.Target.of(t["q"].device)
-        tp.plan(tp.AttentionDescriptor.from_args(args, **names), target=target).run(args)
+        device = t["q"].device
+        plan = tp.plan(tp.AttentionDescriptor.from_args(args, **names), target=tp.Target.of(device))
+        plan.run(args, tp.Workspace.allocate(plan, device))
         write(t["out"], out)
         write(t["lse"], lse)
 

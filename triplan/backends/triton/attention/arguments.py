@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -21,17 +21,14 @@ ELEMENTS = ("f16", "bf16", "f32", "f64")
 MOST_WIDTH = 256
 #: The longest sequence, exclusive: a sum of three positions must fit in 32 bits.
 MOST_LENGTH = 2**29
-#: TFLOP/s that kernels by pointers reach, by element and architecture: for bf16 on sm90a, forward, about those in
-#: ``bench/results/attention-nvidia-h200.csv``; the others untuned.
-TERAFLOPS = {
-    MathPrecision.F16: {ArchSku.SM90A: 350.0, ArchSku.SM80: 150.0},
-    MathPrecision.BF16: {ArchSku.SM90A: 350.0, ArchSku.SM80: 150.0},
-    MathPrecision.TF32: {ArchSku.SM90A: 150.0, ArchSku.SM80: 70.0},
-    MathPrecision.F32: {ArchSku.SM90A: 25.0, ArchSku.SM80: 8.0},
-    MathPrecision.F64: {ArchSku.SM90A: 25.0, ArchSku.SM80: 8.0},
-}
+Rates = Mapping[MathPrecision, Mapping[ArchSku, float]]
 #: Operations per microsecond in 1 TFLOP/s.
 TERA_PER_US = 10**6
+#: Matrix products of the forward and the backward op: the latter computes q @ k.T and dout @ v.T twice.
+PRODUCTS, BACKWARD_PRODUCTS = 2, 7
+#: Factor on the time of kernels by pointers, by products, where 2-byte elements are loaded one by one. From problems of
+#: 128 to 1024 queries with and without alignment on an H100.
+ELEMENTWISE = {PRODUCTS: 2.4, BACKWARD_PRODUCTS: 1.6}
 #: log2(e): scores are in base-2 logarithms.
 LOG2_E = 1.4426950408889634
 
@@ -165,29 +162,49 @@ def supports(desc: D, programs_of: Callable[[D], int]) -> Support:
     return SUPPORTED
 
 
-def pairs(desc: AttendingDescriptor) -> float:
-    """Pairs of a query and a key that it sees, of one head of a batch's entry, without the mask.
+def pairs(desc: AttendingDescriptor, edge: int) -> float:
+    """Pairs of a query and a key that a kernel multiplies, of one head of a batch's entry, without the mask.
 
-    Packed sequences are taken to be of one length.
+    ``edge``: pairs of a row that are multiplied in vain, where blocks end beyond what it sees. Packed sequences are
+    taken to be of one length.
     """
     every = desc.queries * desc.keys / max(desc.sequences or 1, 1)
     if desc.right is None and desc.window_left is None:
         return every
     # Bounded on one side: about half of all pairs. With few keys most queries may see all of them.
     if desc.window_left is None or desc.right is None:
-        return max(every / 2, 1.0) if desc.queries <= 2 * desc.keys else every
-    return min(every, desc.queries * (desc.window_left + desc.right + 1.0))
+        seen = max(every / 2, 1.0) if desc.queries <= 2 * desc.keys else every
+    else:
+        seen = desc.queries * (desc.window_left + desc.right + 1.0)
+    return min(every, seen + desc.queries * edge)
 
 
-def cost_us(desc: AttendingDescriptor, target: Target, products: int, rate: float, tile: int) -> float:
+def is_elementwise(o: Operand) -> bool:
+    """Whether rows must be read element by element: promises are too weak for 16-byte loads."""
+    vector = max(16 // o.element.itemsize, 1)
+    multiple = o.shape[-1] if o.layout.packed else o.layout.stride_multiple
+    unit = o.layout.packed or o.layout.unit_axis == len(o.shape) - 1
+    return not unit or o.alignment < 16 or multiple % vector != 0
+
+
+def cost_us(desc: AttendingDescriptor, target: Target, products: int, rate: float, tile: int, width: float) -> float:
     """Estimated microseconds of ``products`` matrix products of the problem at ``rate`` TFLOP/s of a whole card.
 
-    ``tile``: queries of a program; fewer programs than multiprocessors leave some idle.
+    ``tile``: queries of a program; fewer programs than multiprocessors leave some idle. ``width``: elements of a head
+    with those that pad it, the mean of a key's and a value's.
     """
-    width = (desc.head_dim + desc.values) / 2
-    work = 2.0 * products * desc.batch * desc.heads * pairs(desc) * width / (rate * TERA_PER_US)
+    work = 2.0 * products * desc.batch * desc.heads * pairs(desc, tile // 2) * width / (rate * TERA_PER_US)
     programs = desc.batch * desc.heads * max(math.ceil(desc.queries / tile), 1)
     sms = max(target.sm_count, 1)
     nbytes = sum(o.nbytes for o in desc.operands() if o.is_tensor and o.name != "mask")
     idle = max(sms / max(programs, 1), 1.0)
     return card.LAUNCH_US + max(work * idle, nbytes / card.BYTES_PER_US)
+
+
+def tiles_cost_us(desc: AttendingDescriptor, target: Target, products: int, rates: Rates, tile: int) -> float:
+    """``cost_us`` of the kernels that read through pointers."""
+    width = (ceil_power(desc.head_dim) + ceil_power(desc.values)) / 2
+    rate = rates[desc.multiplicands].get(target.arch, 1.0)
+    if desc.element.itemsize == 2 and any(is_elementwise(desc.operand(name)) for name in "qkv"):
+        rate /= ELEMENTWISE[products]
+    return cost_us(desc, target, products, rate, tile, max(width, 16.0))

@@ -10,14 +10,14 @@ from triplan.backends.table import kernel
 from triplan.backends.triton.attention import arguments
 from triplan.backends.triton.attention.arguments import (
     ELEMENTS,
-    TERAFLOPS,
+    PRODUCTS,
     Tile,
     arithmetic,
     constants,
-    cost_us,
     drawing,
     has_edge,
     padded_width,
+    tiles_cost_us,
     tiles_of_rows,
 )
 from triplan.backends.triton.attention.guarantees import guarantee
@@ -26,8 +26,17 @@ from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import layout
 from triplan.descriptors import AttentionDescriptor
 from triplan.descriptors.attention import AttendingDescriptor
-from triplan.sku import Support, Target
+from triplan.sku import ArchSku, MathPrecision, Support, Target
 
+#: TFLOP/s, by element and architecture: for bf16 on sm90a about those of an H100 with 512 and 1024 queries; the others
+#: untuned.
+TERAFLOPS = {
+    MathPrecision.F16: {ArchSku.SM90A: 300.0, ArchSku.SM80: 130.0},
+    MathPrecision.BF16: {ArchSku.SM90A: 300.0, ArchSku.SM80: 130.0},
+    MathPrecision.TF32: {ArchSku.SM90A: 150.0, ArchSku.SM80: 70.0},
+    MathPrecision.F32: {ArchSku.SM90A: 25.0, ArchSku.SM80: 8.0},
+    MathPrecision.F64: {ArchSku.SM90A: 25.0, ArchSku.SM80: 8.0},
+}
 #: Tiles by kind of arithmetic and padded width of a head: the largest found that do not spill registers (sm80 and
 #: sm90a, causal; Triton 3.6 and 3.9). Their speed is untuned.
 TILES = {
@@ -55,8 +64,7 @@ def supports(desc: AttentionDescriptor, target: Target) -> Support:
 
 def rank(desc: AttentionDescriptor, target: Target) -> float:
     """Estimated microseconds."""
-    rate = TERAFLOPS[desc.multiplicands].get(target.arch, 1.0)
-    return cost_us(desc, target, 2, rate, tile_of(desc).queries)
+    return tiles_cost_us(desc, target, PRODUCTS, TERAFLOPS, tile_of(desc).queries)
 
 
 def numerics(desc: AttendingDescriptor) -> str | None:

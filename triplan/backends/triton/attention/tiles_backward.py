@@ -6,15 +6,15 @@ from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
 from triplan.backends.table import kernel
 from triplan.backends.triton.attention import arguments
 from triplan.backends.triton.attention.arguments import (
+    BACKWARD_PRODUCTS,
     ELEMENTS,
-    TERAFLOPS,
     Tile,
     arithmetic,
     constants,
-    cost_us,
     drawing,
     has_edge,
     padded_width,
+    tiles_cost_us,
     tiles_of_rows,
 )
 from triplan.backends.triton.attention.guarantees import guarantee
@@ -23,12 +23,17 @@ from triplan.backends.triton.attention.tiles_backward_kernels import attention_d
 from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import layout
 from triplan.descriptors import AttentionBackwardDescriptor, packed_strides
-from triplan.sku import Support, Target
+from triplan.sku import ArchSku, MathPrecision, Support, Target
 
-#: Matrix products: q @ k.T and dout @ v.T in both launches; then dq in the first, dk and dv in the second.
-PRODUCTS = 7
-
-
+#: TFLOP/s, by element and architecture: for bf16 on sm90a about those of an H100 with 512 and 1024 queries; the others
+#: untuned.
+TERAFLOPS = {
+    MathPrecision.F16: {ArchSku.SM90A: 150.0, ArchSku.SM80: 70.0},
+    MathPrecision.BF16: {ArchSku.SM90A: 150.0, ArchSku.SM80: 70.0},
+    MathPrecision.TF32: {ArchSku.SM90A: 150.0, ArchSku.SM80: 70.0},
+    MathPrecision.F32: {ArchSku.SM90A: 25.0, ArchSku.SM80: 8.0},
+    MathPrecision.F64: {ArchSku.SM90A: 25.0, ArchSku.SM80: 8.0},
+}
 #: (tile of dq, tile of dk and dv), chosen as ``TILES`` of the forward op.
 TILES = {
     "half": {
@@ -77,8 +82,7 @@ def supports(desc: AttentionBackwardDescriptor, target: Target) -> Support:
 
 def rank(desc: AttentionBackwardDescriptor, target: Target) -> float:
     """Estimated microseconds."""
-    rate = TERAFLOPS[desc.multiplicands].get(target.arch, 1.0)
-    return card.LAUNCH_US + cost_us(desc, target, PRODUCTS, rate, tiles_of(desc)[0].queries)
+    return card.LAUNCH_US + tiles_cost_us(desc, target, BACKWARD_PRODUCTS, TERAFLOPS, tiles_of(desc)[0].queries)
 
 
 def workspace(desc: AttentionBackwardDescriptor, target: Target) -> int:

@@ -6,7 +6,7 @@ import math
 
 from triplan.backends.runtime.launch import Int, Launch, Scalar
 from triplan.backends.triton.attention import arguments
-from triplan.backends.triton.attention.arguments import cost_us, pointer
+from triplan.backends.triton.attention.arguments import PRODUCTS, cost_us, pointer
 from triplan.backends.triton.attention.tma import (
     TILE,
     hopper_guarantee,
@@ -28,6 +28,9 @@ from triplan.sku import ElementKind, Support, Target
 BLOCK, STAGES = 128, 2
 #: TFLOP/s by width of a head, about those in ``bench/results/attention-nvidia-h200.csv``.
 TERAFLOPS = {64: 430.0, 128: 640.0}
+#: Microseconds more than a kernel without warps of several kinds takes to begin and to end, by width of a head. Set by
+#: hand, from 2 to 512 queries on an H100.
+START_US = {64: 1.0, 128: 2.5}
 
 
 def tiles_of(desc: AttentionDescriptor) -> int:
@@ -41,7 +44,8 @@ def supports(desc: AttentionDescriptor, target: Target) -> Support:
 
 def rank(desc: AttentionDescriptor, target: Target) -> float:
     """Estimated microseconds."""
-    return cost_us(desc, target, 2, TERAFLOPS[width_of(desc)], TILE)
+    width = width_of(desc)
+    return START_US[width] + cost_us(desc, target, PRODUCTS, TERAFLOPS[width], TILE, width)
 
 
 def numerics(desc: AttentionDescriptor) -> str | None:

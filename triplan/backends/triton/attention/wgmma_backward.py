@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from triplan.backends.runtime.gluon import gl
 from triplan.backends.runtime.launch import Arg, Copy, Int, Launch, Scalar, Scratch, TensorMap
 from triplan.backends.triton.attention import arguments
-from triplan.backends.triton.attention.arguments import cost_us, pointer
+from triplan.backends.triton.attention.arguments import BACKWARD_PRODUCTS, cost_us, pointer
 from triplan.backends.triton.attention.tma import (
     TILE,
     hopper_guarantee,
@@ -39,7 +39,9 @@ SLOTS = {64: 2, 128: 1}
 WHOLE = {"first_head": 0, "member_begin": 0, "block_begin": 0, "CONTINUES": False, "ENDS": True}
 #: TFLOP/s of seven products, by the width of a head, about those in ``bench/results/attention-nvidia-h200.csv``.
 TERAFLOPS = {64: 580.0, 128: 750.0}
-PRODUCTS = 7
+#: Microseconds more than kernels without warps of several kinds take to begin and to end. Set by hand, from 2 to 512
+#: queries on an H100.
+START_US = 3.0
 
 
 def tiles_of(desc: AttentionBackwardDescriptor) -> int:
@@ -80,7 +82,9 @@ def supports(desc: AttentionBackwardDescriptor, target: Target) -> Support:
 
 def rank(desc: AttentionBackwardDescriptor, target: Target) -> float:
     """Estimated microseconds."""
-    return card.LAUNCH_US + cost_us(desc, target, PRODUCTS, TERAFLOPS[width_of(desc)], TILE)
+    width = width_of(desc)
+    cost = cost_us(desc, target, BACKWARD_PRODUCTS, TERAFLOPS[width], TILE, width)
+    return card.LAUNCH_US + START_US + cost
 
 
 def numerics(desc: AttentionBackwardDescriptor) -> str | None:

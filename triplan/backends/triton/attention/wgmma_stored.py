@@ -29,6 +29,7 @@ from triplan.backends.triton.attention.tma import (
 )
 from triplan.backends.triton.attention.wgmma_backward import (
     ROWS,
+    START_US,
     key_tiles,
     keys_launch,
     rows_bytes,
@@ -218,7 +219,7 @@ def rank(desc: AttentionBackwardDescriptor, target: Target) -> float:
     """Estimated microseconds."""
     read = sum(desc.operand(name).nbytes for name in ("out", "dout"))
     rows_us = card.LAUNCH_US + (read + 3 * rows_bytes(desc)) / card.BYTES_PER_US
-    return rows_us + known_division(desc, target).us
+    return rows_us + START_US + known_division(desc, target).us
 
 
 def numerics(desc: AttentionBackwardDescriptor) -> str | None:
