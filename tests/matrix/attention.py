@@ -9,6 +9,7 @@ from typing import Any
 import triplan as tp
 from matrix import Build, Patterns, compiles, planned
 
+HOPPER = ("wgmma", "realigned")
 SIZES: dict[str, Any] = {"batch": 4, "queries": 4096, "keys": 4096, "heads": 32, "key_heads": 8, "causal": True}
 
 
@@ -25,16 +26,26 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
     yield base.replace(head_dim=96, causal=False, keys=4099, window_left=512, layouts=shaped)
 
 
+def copied(op: str) -> Iterator[tp.Descriptor]:
+    """What the kernels on copies are for."""
+    base = tp.descriptor_types()[op](**SIZES, head_dim=128, element="bf16")
+    columns = {o.name: tp.Layout.strided(unit_axis=2) for o in base.operands() if len(o.shape) == 4}
+    for element in ("bf16", "f16"):
+        yield base.replace(head_dim=47, element=element)
+        yield base.replace(causal=False, element=element, layouts=columns | {"lse": "strided", "q": "strided"})
+
+
 def asks(desc: Any, entry: str, name: str) -> Patterns:
-    if name == "attention_rows_kernel":
+    if name in ("attention_rows_kernel", "rows_copy_kernel"):
         return (), ()
-    if entry.startswith("wgmma"):
+    if entry.startswith(HOPPER):
         return (r"wgmma\.mma_async", r"cp\.async\.bulk\.tensor"), ()
     return ((r"wgmma\.mma_async|mma\.sync",) if desc.element.itemsize == 2 else (), ())
 
 
 @compiles("attention", "attention_backward")
 def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
-    for build in planned(op, entry, target, problems(op), asks):
+    found = copied(op) if entry.startswith("realigned") else problems(op)
+    for build in planned(op, entry, target, found, asks):
         # Where a tile ends, the Hopper kernels spill a few addresses; never in their loops over keys.
-        yield replace(build, may_spill=build.may_spill or entry.startswith("wgmma"))
+        yield replace(build, may_spill=build.may_spill or entry.startswith(HOPPER))

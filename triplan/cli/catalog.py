@@ -141,6 +141,8 @@ def examples(cls: type[Descriptor], **fixed: Any) -> Iterator[Descriptor]:
                 yield _with_channels_last(found.replace(in_channels=OUTER, stride=(2, 2)))
             elif cls.category is OpCategory.GEMM:
                 yield from (found.replace(n=1), found.replace(k=1), found.replace(n=INNER + 1), _by_columns(found))
+            elif cls.category is OpCategory.ATTENTION:
+                yield found.replace(head_dim=INNER + 1)
         except InvalidProblem:
             continue
 
