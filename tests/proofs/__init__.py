@@ -29,7 +29,7 @@ MARKS: dict[str, Any] = {"cpu": (), "interpret": pytest.mark.interpret, "gpu": p
 #: Contributions of a problem: a few in the interpreter, where each step costs milliseconds; elsewhere so many that a
 #: segment passes every block and every kernel's bound on what it sums in one piece.
 COUNT = {"cpu": 600, "interpret": 16, "gpu": 5000}
-RUNS = {"cpu": 5, "interpret": 2, "gpu": 50}
+RUNS = {"cpu": 3, "interpret": 2, "gpu": 50}
 #: The interpreter is slow; bits of other elements pass through the same lines of the kernels.
 INTERPRETED = frozenset({"f32", "bf16", "i64"})
 
@@ -138,7 +138,8 @@ def cases(
 
 
 @cache
-def _guarantees(where: str, op: str, entry: tp.KernelRow) -> tuple[tp.PrecisionGuarantee, ...]:
+def guarantees_of(where: str, op: str, entry: tp.KernelRow) -> tuple[tp.PrecisionGuarantee, ...]:
+    """Those of the plans of small problems."""
     return tuple(plan.precision_guarantee() for _, plan in cases(where, op, entry, 24))
 
 
@@ -155,7 +156,7 @@ def claims(holds: Holds, only: tuple[str, ...] = tuple(MARKS)) -> list[Any]:
         for op in sorted(FAMILIES)
         for entry in tp.TABLE.rows(op)
         for where in places(entry)
-        if where in only and any(map(holds, _guarantees(where, op, entry)))
+        if where in only and any(map(holds, guarantees_of(where, op, entry)))
     ]
 
 
