@@ -37,12 +37,13 @@ NARROW, MOST_NARROW = 32, 160
 #: Rows of tiles that are computed together, for the L2 cache.
 GROUP = 8
 #: Microseconds of one multiprocessor for a product of 64 by 64 by 64 (of tf32: by 32), and for each 64 by 64 results of
-#: a tile, of 2 bytes, beside its products; what it reads in a microsecond while all do: rows of blocks, and bytes of
-#: boxes of the result, which no other reads at the same time. Fitted by hand on an H200 and an H100.
-STEP_US, RESULT_US, ROWS_PER_US, BOX_BYTES_PER_US = 0.074, 0.45, 780.0, 5.0e4
+#: a tile, of 2 bytes, beside its products; rows of blocks that it reads in a microsecond while all do. (Boxes of the
+#: result, which no other reads at the same time, come as fast as if it were alone.) Fitted by hand on an H200 and an
+#: H100.
+STEP_US, RESULT_US, ROWS_PER_US = 0.074, 0.45, 780.0
 #: How many times as long boxes take whose channels end within a block, as TMA fills them with zeros: behind a sector of
-#: the cache, of so many bytes, or within one. Fitted by hand on an H100.
-SECTOR, ENDING = 32, (1.5, 2.5)
+#: the cache, or within one. Fitted by hand on an H100.
+ENDING = (1.5, 2.5)
 #: Bytes of the ring at most: what the staged results and barriers leave.
 RING_BYTES = 192 << 10
 #: (pixels of a box, features) of tiles of the result; of equal ones the first.
@@ -156,8 +157,8 @@ def tile_of(desc: Conv2dProblem) -> Tile:
 def _waves_us(desc: Conv2dProblem, tile: Tile, multiprocessors: int) -> float:
     """Of one launch; on average, as every tap is of one launch."""
     whole, rest = divmod(reduced(desc), depth_of(desc))
-    read = 2 * tile.width * tile.rows * tile.pixels / BOX_BYTES_PER_US
-    ending = ENDING[rest * desc.element.itemsize % SECTOR > 0]
+    read = 2 * tile.width * tile.rows * tile.pixels / card.SM_BYTES_PER_US
+    ending = ENDING[rest * desc.element.itemsize % card.SECTOR > 0]
     steps = whole * max(tile.step_us, read) + (max(tile.step_us, read * ending) if rest else 0)
     results = RESULT_US * desc.element.itemsize / 2 * tile.blocks
     return -(-_tiles(desc, tile) // multiprocessors) * (desc.taps / _launches(desc) * steps + results)
