@@ -112,7 +112,6 @@ def reductions(
                 priority=priority,
                 version=2,  # lines side by side are divided among threads otherwise than in version 1
                 layout=layout,
-                version=2 if op.endswith("_expression") else 1,
                 **({} if workspace is None else {"workspace": workspace}),
             )(build)
         return build
