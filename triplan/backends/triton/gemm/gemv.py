@@ -209,6 +209,7 @@ def launches(desc: MatrixProductDescriptor, block: Block) -> list[Launch]:
     partial(
         kernel,
         name="gemv",
+        version=2,
         elements=ELEMENTS,
         supports=supports,
         rank=rank,

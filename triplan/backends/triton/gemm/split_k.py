@@ -215,6 +215,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="split_k",
+        version=2,
         elements=ELEMENTS,
         supports=supports,
         rank=rank,
