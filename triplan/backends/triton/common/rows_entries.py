@@ -357,7 +357,7 @@ class SplitRows(Entry):
 
     def main(self) -> list[Launch]:
         (tile, pieces), finish = self.finish(), self.pairs[self.backward][1]
-        known: dict[str, Any] = {"BLOCKS": ceil_power(self.blocks()), "PART": self.tile.block}
+        known = {"BLOCKS": ceil_power(self.blocks()), "PART": self.tile.block}
         # (Left alone, ptxas may spill a few registers to fit another program.)
         most = registers_for(tile, 1) if tile.rows > 1 else 0
         return [self.reduce(), self.launch(finish, self.grid(tile, pieces), tile, registers=most, **known)]
