@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from cases import required
 from cases.rows import PLACES, build, run
 from proofs import target
+from samples import SetConstant
 from torch.nn import functional
 
 import triplan as tp
+from triplan.backends.triton.common import rows
 from triplan.testing import check_plan
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what the hardware does silently
@@ -85,13 +89,30 @@ def test_the_mean_of_16_bit_rows_is_exact_to_f32(
 
 
 @pytest.mark.parametrize("op", ["rms_norm", "layer_norm", "l2_norm"])
-@pytest.mark.parametrize(("where", "kernel"), PLACES[1:])
+@pytest.mark.parametrize(("where", "kernel"), [p for p in PLACES[1:] if "split" not in str(p.id)])
 def test_norms_of_adjacent_rows(where: str, kernel: str, op: str) -> None:
     """Rows that are the columns of a matrix: each has gaps, while neighbours are adjacent."""
     desc = build(op, (70, 40))
     whole = [o.name for o in desc.operands() if o.shape == (70, 40)]
     plan = required(desc.replace(layouts=dict.fromkeys(whole, tp.Layout.strided(unit_axis=0))), kernel, target(where))
     assert check_plan(plan).compared >= 70 * 40
+
+
+@pytest.mark.parametrize("crossed", ["all", "one"])
+@pytest.mark.parametrize(
+    "op", [f"{norm}{way}" for norm in ("rms_norm", "layer_norm", "l2_norm") for way in ("", "_backward")]
+)
+@pytest.mark.parametrize("where", [pytest.param(w, marks=getattr(pytest.mark, w)) for w in ("interpret", "gpu")])
+def test_many_adjacent_rows(where: str, op: str, crossed: str, constant: SetConstant) -> None:
+    """So many that a program walks along several at once, where neighbours are adjacent in some operands."""
+    if where == "interpret":
+        constant(rows, "ENOUGH", 8)
+    shape = (2060 if where == "gpu" else 140, 300)
+    desc = build(op, shape)
+    whole = [o.name for o in desc.operands() if o.shape == shape][-1 if crossed == "one" else 0 :]
+    plan = required(desc.replace(layouts=dict.fromkeys(whole, tp.Layout.strided(unit_axis=0))), "looped", target(where))
+    assert "crossed" in plan.launches[0].kernel.__name__
+    assert check_plan(plan).compared >= math.prod(shape)
 
 
 @pytest.mark.parametrize(

@@ -17,15 +17,10 @@ from triplan.descriptors import Operand, packed_strides
 from triplan.descriptors.base import RowsDescriptor
 from triplan.descriptors.fields import AxisField
 
-#: Where rows begin anywhere: bytes of compute elements of a thread, the shortest such tile, and elements of a program
-#: that has several rows. On an H200, of 4 to 64 elements a thread 32 are the best, or nearly, for rows of 65 to 2049:
-#: cross_entropy of 300,000 x 65 bf16 takes 52 us, and with four warps 151.
-FEW_BYTES, FEW_FROM, FEW_BLOCK = 128, 128, 1024
-#: Elements of a tile of several rows that are divided, and of one of its warps. Rows longer than LONG come by half as
-#: many, which have fewer blocks; TURNED times as many come where rows have few: the longer the pieces that are written,
-#: the better (softmax of 22826 x 16383 bf16, results transposed, takes 1.07 ms on an H100; by TURNED of 2 and 1, 1.21
-#: and 1.41). Fewer neighbours than FEWEST are divided one by one.
-PART, PART_EACH, LONG, TURNED, FEWEST = 8192, 1024, 1 << 15, 4, 8
+#: Bytes of compute elements of a thread, for ``few_warps``, and the shortest such tile. On an H200, of 4 to 64 elements
+#: a thread 32 are the best, or nearly, for rows of 65 to 2049: cross_entropy of 300,000 x 65 bf16 takes 52 us, and with
+#: four warps 151.
+UNALIGNED_BYTES, FEW_WARPS_FROM = 128, 128
 #: Programs that keep a card busy: if there are as many, each has several rows. Untuned.
 ENOUGH = 128
 #: The annotation of a field that names the axis of the rows.
@@ -71,7 +66,7 @@ class Rows:
         self.count = self.lanes * self.outer
         contiguous = [self._step(o, axis) is None for o in operands]
         self.unit, self.along = all(contiguous), any(contiguous)
-        adjacent = [self._is_adjacent(o) for o in operands]
+        adjacent = [bool(groups) and self._step(o, groups[-1][-1]) is None for o in operands]
         self.across, self.crossed = not self.unit and all(adjacent), not self.unit and any(adjacent) > all(adjacent)
         # (Elements of packed rows along an inner axis are as many elements apart as there are adjacent rows.)
         self.invariant = all(
@@ -81,10 +76,6 @@ class Rows:
         self.vectors = self.unit and min(aligned) >= 16
         #: Bytes of registers that an element takes as it is loaded: those of its address, where rows have gaps.
         self._size = desc.element.itemsize if self.unit else 8
-
-    def _is_adjacent(self, o: Operand) -> bool:
-        """Whether neighbouring rows of ``o`` are adjacent in memory."""
-        return bool(self._groups) and self._step(o, self._groups[-1][-1]) is None
 
     def _distance(self, o: Operand) -> int:
         """A power of two that divides the distance between contiguous rows of ``o``, in elements."""
@@ -115,8 +106,8 @@ class Rows:
         outer = [Int(n, wide) for n in self._sizes[:-1]]
         return {
             "sizes": padded(outer, Int(1, wide)) if outer else None,
-            "lanes": Int(self.lanes, wide, power_of_two_in(self.lanes) if self.across or self.crossed else 1),
-            "n": Int(self.n, self.n >= I32_LIMIT, power_of_two_in(self.n) if self.along else 1),
+            "lanes": Int(self.lanes, wide, power_of_two_in(self.lanes) if self.across else 1),
+            "n": Int(self.n, self.n >= I32_LIMIT, power_of_two_in(self.n) if self.unit else 1),
         }
 
     def groups(self, rows: int) -> int:
@@ -148,30 +139,26 @@ class Rows:
 
     # --- tiles ---
 
-    def begins_anywhere(self, block: int, least: int) -> bool:
-        """Whether few warps share a tile of whole rows, ``block`` long: at least ``least``, and its rows begin between
-        two vectors."""
-        return self.unit and not self.vectors and block >= least
+    def begins_anywhere(self, block: int) -> bool:
+        """Whether few warps may share a tile of whole rows, ``block`` long: its rows begin between two vectors."""
+        return self.unit and not self.vectors and block >= FEW_WARPS_FROM
 
-    def whole_tile(
-        self, most: int, held: int = 4096, few_from: int = 1 << 31, few_bytes: int = FEW_BYTES
-    ) -> Tile | None:
+    def whole_tile(self, most: int, held: int = 4096, few_warps: bool = False) -> Tile | None:
         """The tile that holds whole rows, at most ``most`` elements; None if rows are longer.
 
         ``held``: bytes of a tile of several short rows. Two 16-byte loads a thread of four warps saturate memory;
-        smaller programs leave it idle, in larger ones threads wait for each other. ``few_from``: the shortest tile that
-        few warps share, ``few_bytes`` a thread in short ones. Where rows begin anywhere, consecutive threads load
-        consecutive elements, and so do warps: with fewer of them fewer share a row.
+        smaller programs leave it idle, in larger ones threads wait for each other. ``few_warps``: where rows begin
+        anywhere, consecutive threads load consecutive elements, and so do warps: with fewer of them fewer share a row.
         """
         block, size = ceil_power(self.n), self._size
-        if self.begins_anywhere(block, few_from):
-            each = 32 * (few_bytes if block <= FEW_BLOCK else FEW_BYTES) // self.element.compute.itemsize
-            rows = max(FEW_BLOCK // block, 1)
+        if few_warps and self.begins_anywhere(block):
+            each = 32 * UNALIGNED_BYTES // self.element.compute.itemsize
+            rows = max(each // block, 1)
             return None if block > most else Tile(rows, block, max(rows * block // each, 1))
         if self.across or self.crossed:
-            rows = min(self.neighbours, ceil_power(self.lanes))
-            if rows * block <= min(most, 8192):
-                return Tile(rows, block, warps_for(rows * block, self.element.itemsize))
+            elements = self.neighbours * block
+            if elements <= min(most, 8192):
+                return Tile(self.neighbours, block, warps_for(elements, self.element.itemsize))
             if self.across:
                 return None
         if block > (most if self.unit else min(most, 4096)):
@@ -179,37 +166,25 @@ class Rows:
         rows = max(held // size // block, 1)
         return Tile(rows, block, warps_for(rows * block, size))
 
-    def block_tile(self, operands: int = 1, crosses: bool = False) -> Tile:
-        """The tile that holds one block of rows of any length, of ``operands`` operands at a time; with ``crosses`` of
-        several rows even where they are ``crossed``."""
-        if self.across or (self.crossed and crosses):
+    def block_tile(self, operands: int = 1, alone: bool = False, crosses: bool = False) -> Tile:
+        """The tile that holds one block of rows of any length, of ``operands`` operands at a time; with ``alone`` of
+        one row, even where neighbouring rows are adjacent; with ``crosses`` of several even where they are ``crossed``.
+        """
+        if (self.across or (self.crossed and crosses)) and not alone:
             return Tile(self.neighbours, 4096 // self.neighbours, warps_for(4096, self.element.itemsize))
-        return self.line_tile(operands, self.operands)
-
-    def line_tile(self, held: int, operands: Sequence[Operand]) -> Tile:
-        """The tile that holds one block of one row of any length, of ``held`` of ``operands`` at a time."""
-        contiguous = all(self._step(o, self.axis) is None for o in operands)
-        size = self.element.itemsize if contiguous else 8
-        block = min(ceil_power(self.n), 32768 // size // held, 8192)
-        return Tile(1, block, warps_for(block, size))
-
-    def part_tile(self, held: int, operands: Sequence[Operand], turned: bool = False) -> Tile:
-        """As ``line_tile``; but of several rows where neighbouring rows are adjacent in one of ``operands``, of the
-        most if ``turned``."""
-        if self.unit or self.lanes < FEWEST or not any(map(self._is_adjacent, operands)):
-            return self.line_tile(held, operands)
-        rows = self.neighbours * TURNED if turned else self.neighbours // (1 if self.n <= LONG else 2)
-        rows = min(rows, ceil_power(self.lanes))
-        block = min(PART // rows, ceil_power(self.n))
-        return Tile(rows, block, max(rows * block // PART_EACH, 1))
+        block = min(ceil_power(self.n), 32768 // self._size // operands, 8192)
+        return Tile(1, block, warps_for(block, self._size))
 
     def loop_tile(self, held: int, operands: int = 1, most_warps: int = 0) -> Tile:
-        """The tile of a loop that reads rows of any length twice, the second time from the L2 cache: of one row.
+        """The tile of a loop that reads rows of any length twice, the second time from the L2 cache: of one row, or of
+        several where neighbouring rows are adjacent in memory, or in some operands (if there are enough).
 
         Programs are so large that the rows of all resident ones fit in the L2 cache. A thread holds ``held`` bytes of
         each of ``operands`` operands: the fewer, the more programs are resident. ``most_warps``: by default 32, or 16
         with several operands.
         """
+        if self.across or (self.crossed and self.has_many()):
+            return self.block_tile(crosses=True)
         block, size = ceil_power(self.n), self.element.itemsize
         each = held if self.unit else 4 * size
         warps = min(max(operands * block * size // 4096, 4), 8 * size, most_warps or (16 if operands > 1 else 32))
@@ -222,9 +197,9 @@ class Rows:
             most //= 2
         return most
 
-    def sectors(self, rows: int = 1, operands: Sequence[Operand] = ()) -> float:
-        """How often each sector of memory (of ``operands``; by default of all) is moved if every program has ``rows``
-        neighbouring rows. Where rows are ``crossed``, one that is written in part moves twice."""
+    def sectors(self, rows: int = 1) -> float:
+        """How often each sector of memory is moved if every program has ``rows`` neighbouring rows. Where rows are
+        ``crossed``, one that is written in part moves twice."""
         if not (self.across or self.crossed):
             return 1
         most = min(self.lanes, card.SECTOR // self.element.itemsize)
@@ -238,8 +213,7 @@ class Rows:
             often = most / rows if beside else 1 if o.layout.unit_axis is None else card.SECTOR / o.element.itemsize
             return often * (2 if o.is_written and often > 1 else 1)
 
-        listed = operands or self.operands
-        return sum(map(of, listed)) / len(listed)
+        return sum(map(of, self.operands)) / len(self.operands)
 
     def vector(self, tile: Tile) -> int:
         """Neighbours in a row that one thread loads at once."""

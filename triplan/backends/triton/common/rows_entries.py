@@ -18,7 +18,7 @@ from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import L2_BYTES, LAUNCH_US, OVERLAPPED_LAUNCH_US, SM_PROGRAMS, SM_WARPS
 from triplan.backends.triton.common.offsets import TL, ceil_power, layout, padded_bytes, values
-from triplan.backends.triton.common.rows import FEW_BYTES, FEW_FROM, Rows
+from triplan.backends.triton.common.rows import Rows
 from triplan.backends.triton.common.tiles import Tile, again_us, registers_for, waves_us
 from triplan.descriptors import Operand, Role
 from triplan.descriptors.base import RowsDescriptor
@@ -27,10 +27,6 @@ from triplan.sku.facts import cached_property, fact
 
 #: Blocks of one row at most, as each finishing program of a split merges them all at once. Untuned.
 MOST_BLOCKS = 4096
-#: Partial results of several rows at most that a program of a split merges at once. Untuned.
-MOST_MERGED = 16384
-#: Blocks of a row at most whose partial results so many rows as ``Rows.part_tile`` turns at most merge at once.
-FEW_BLOCKS = 64
 #: Elements of a row at most where threads hold them as they are read; elements of each thread, two to a register, and
 #: its registers at most.
 MOST_NARROW = 32768
@@ -180,8 +176,7 @@ class Entry(ABC):
         is None. By default of ``programs`` programs of ``tile``. ``registers``: a thread's at most; ``fuses``: see
         Launch."""
         tile = tile or self.tile
-        groups = Int(self.rows.groups(tile.rows))
-        given = {"blocks": groups, "groups": groups, **self.given, **(args or {})}
+        given = {"blocks": Int(self.rows.groups(tile.rows)), **self.given, **(args or {})}
         own = {"COMPUTE": TL[self.compute], "ROWS": tile.rows, "BLOCK": tile.block}
         known = {**own, **self.constants(), **constants}
         taken = {name: given.get(name) for name in which.arg_names if not name.isupper()}
@@ -223,9 +218,8 @@ class WholeRows(Entry):
     longest: ClassVar[Sequence[int]]
     #: Bytes of a tile of several short rows, forward and backward.
     held: ClassVar[Sequence[int]] = (4096, 4096)
-    #: The shortest tile that few warps share, and bytes of a thread of short ones (see ``Rows.whole_tile``).
-    few_from: ClassVar[int] = FEW_FROM
-    few_bytes: ClassVar[int] = FEW_BYTES
+    #: Whether few warps share a row, forward and backward (see ``Rows.whole_tile``).
+    few_warps: ClassVar[Sequence[bool]] = (True, True)
     #: Elements of a row above which ``narrow`` pays, forward and backward.
     narrow_above: ClassVar[Sequence[int]] = (MOST_NARROW, MOST_NARROW)
 
@@ -234,7 +228,7 @@ class WholeRows(Entry):
             block = ceil_power(self.rows.n)
             return Tile(1, block, block // (32 * NARROW_EACH))
         most = self.longest[self.backward] // (4 if self.element is ElementKind.F64 else 1)
-        return self.rows.whole_tile(most, self.held[self.backward], self.few_from, self.few_bytes)
+        return self.rows.whole_tile(most, self.held[self.backward], self.few_warps[self.backward])
 
     def narrow(self) -> bool:
         """Whether threads hold 16-bit elements as they are read: as compute elements they would fill a multiprocessor's
@@ -258,8 +252,6 @@ class LoopedRows(Entry):
 
     name = "looped"
     priority = 1
-    #: Microseconds of the loops themselves.
-    loop_us: ClassVar[float] = 0.3
     #: What the second loop's reads cost, as a share of reads from memory: while the rows of all resident programs fit
     #: in the L2 cache, and otherwise. Untuned.
     cached_share: ClassVar[float] = 0.35
@@ -285,7 +277,7 @@ class LoopedRows(Entry):
         running = min(self.rows.count, self.resident() * max(target.sm_count, 1))
         share = self.cached_share if running * again <= L2_BYTES else self.missed_share
         nbytes = self.tile.rows * self.rows.sectors(self.tile.rows) * (first + second + share * again)
-        return self.reducing_us(self.programs(), nbytes, target) + self.loop_us
+        return self.reducing_us(self.programs(), nbytes, target)
 
 
 class SplitRows(Entry):
@@ -302,50 +294,38 @@ class SplitRows(Entry):
         """The arrays of partial results, one element a block."""
 
     def find_tile(self) -> Tile:
-        return self.rows.part_tile(len(self.read_first), self.read_first)
+        return self.rows.block_tile(len(self.read_first), alone=True)
 
     def blocks(self) -> int:
         """Blocks of a row that are reduced. (One even of an empty row: its statistics are written.)"""
         return max(-(-self.rows.n // self.tile.block), 1)
 
     def finish(self) -> tuple[Tile, int]:
-        """What a program of the second launch writes, and its programs for each row, or group of rows."""
-        tile = self.rows.part_tile(len(self.read_first), self.rows.operands, self.blocks() <= FEW_BLOCKS)
-        return tile, max(-(-self.rows.n // tile.block), 1)
+        """What a program of the second launch writes, and its programs for each row."""
+        return self.tile, self.blocks()
 
     def arrays(self) -> dict[str, int]:
         count = 0 if self.idle() else self.rows.count * self.blocks()
         size = padded_bytes(count * self.compute.itemsize)
         return super().arrays() | dict.fromkeys(self.partials(), size)
 
-    def grid(self, tile: Tile, blocks: int) -> int:
-        """Programs, of a tile each, for ``blocks`` blocks of every row."""
-        return self.rows.outer * self.rows.groups(tile.rows) * blocks
-
     def programs(self) -> int:
-        return max(self.grid(self.tile, self.blocks()), self.grid(*self.finish()))
+        return self.rows.count * max(self.blocks(), self.finish()[1])
 
     def supports(self, target: Target) -> Support:
-        most = min(MOST_BLOCKS, MOST_MERGED // self.finish()[0].rows)
-        if self.blocks() > most:
-            return Support.no(f"rows have {self.blocks()} blocks; at most {most} are merged at once")
+        if self.blocks() > MOST_BLOCKS:
+            return Support.no(f"rows have {self.blocks()} blocks; at most {MOST_BLOCKS} are merged at once")
         return super().supports(target)
 
     def reduce_us(self, target: Target) -> float:
         """Microseconds of the first launch."""
-        blocks = self.blocks()
-        nbytes = self.part_bytes(self.tile, blocks, self.traffic()[0], self.read_first)
-        return self.reducing_us(self.grid(self.tile, blocks), nbytes, target)
-
-    def part_bytes(self, tile: Tile, blocks: int, nbytes: int, of: Sequence[Operand]) -> float:
-        """Bytes that a program moves of ``nbytes`` of each row of the operands ``of``."""
-        return tile.rows * self.rows.sectors(tile.rows, of) * nbytes / blocks
+        nbytes = self.rows.sectors() * self.traffic()[0] / self.blocks()
+        return self.reducing_us(self.rows.count * self.blocks(), nbytes, target)
 
     def us(self, target: Target) -> float:
-        first, second = self.traffic()
-        again = self.rows.count * first if second else 0
-        written = waves_us(self.grid(*self.finish()), self.part_bytes(*self.finish(), second, self.moved), target)
-        us = self.reduce_us(target) + written + again_us(again)
+        count, sectors, (first, second), pieces = self.rows.count, self.rows.sectors(), self.traffic(), self.finish()[1]
+        written = waves_us(count * pieces, sectors * second / pieces, target)
+        us = self.reduce_us(target) + written + again_us(count * sectors * first if second else 0)
         return us - LAUNCH_US + OVERLAPPED_LAUNCH_US if self.overlaps else us
 
     def arguments(self) -> dict[str, Arg]:
@@ -353,11 +333,9 @@ class SplitRows(Entry):
 
     def reduce(self) -> Launch:
         """The first launch."""
-        return self.launch(self.pairs[self.backward][0], self.grid(self.tile, self.blocks()))
+        return self.launch(self.pairs[self.backward][0], self.rows.count * self.blocks())
 
     def main(self) -> list[Launch]:
         (tile, pieces), finish = self.finish(), self.pairs[self.backward][1]
-        known = {"BLOCKS": ceil_power(self.blocks()), "PART": self.tile.block}
-        # (Left alone, ptxas may spill a few registers to fit another program.)
-        most = registers_for(tile, 1) if tile.rows > 1 else 0
-        return [self.reduce(), self.launch(finish, self.grid(tile, pieces), tile, registers=most, **known)]
+        written = self.launch(finish, self.rows.count * pieces, tile, BLOCKS=ceil_power(self.blocks()))
+        return [self.reduce(), written]

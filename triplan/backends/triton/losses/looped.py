@@ -42,7 +42,6 @@ class Loop(Tile):
 class CrossEntropyLooped(LoopedRows, CrossEntropyEntry, ops=CrossEntropyDescriptor.ops()):
     which = (kernels.cross_entropy_looped_kernel,)
     tile: Loop
-    loop_us = 0.0
     cached_share = 0.2
     missed_share = 0.7
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common import bounds, card
-from triplan.backends.triton.common.rows import FEW_FROM
+from triplan.backends.triton.common.rows import FEW_WARPS_FROM
 from triplan.backends.triton.common.rows_entries import WholeRows
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.losses import rows_kernels as kernels
@@ -29,7 +29,7 @@ class CrossEntropyRows(WholeRows, CrossEntropyEntry, ops=CrossEntropyDescriptor.
     which, longest, narrow_above = (kernels.cross_entropy_rows_kernel,), (8192,), (8192,)
 
     def us(self, target: Target) -> float:
-        several = not self.rows.vectors and self.tile.block < FEW_FROM
+        several = not self.rows.vectors and self.tile.block < FEW_WARPS_FROM
         return super().us(target) + (SEVERAL_US if several else 0.0)
 
     def narrow(self) -> bool:

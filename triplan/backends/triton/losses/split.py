@@ -16,11 +16,8 @@ from triplan.descriptors import CrossEntropyDescriptor
 class CrossEntropySplit(SplitRows, CrossEntropyEntry, ops=CrossEntropyDescriptor.ops()):
     pairs = ((kernels.cross_entropy_partial_kernel, kernels.cross_entropy_finish_kernel),)
 
-    def find_tile(self) -> Tile:
-        return self.rows.line_tile(len(self.read_first), self.rows.operands)
-
     def finish(self) -> tuple[Tile, int]:
-        return (self.tile, self.blocks()) if self.desc.gradient else (Tile(1, self.tile.block, 4), 1)
+        return super().finish() if self.desc.gradient else (Tile(1, self.tile.block, 4), 1)
 
     def partials(self) -> tuple[str, ...]:
         """Maxima; sums of exponentials relative to them; with label smoothing, sums of weighted logits."""

@@ -1,4 +1,4 @@
-"""``looped`` of the norms: a program loops along one row of any length.
+"""``looped`` of the norms: a program loops along one row of any length, or along several that are adjacent in memory.
 
 Backward, a second launch accumulates the gradients of weight and bias, column by column.
 """
@@ -8,24 +8,29 @@ from __future__ import annotations
 from typing import Any
 
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.common.rows import LONG
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile, registers_for
-from triplan.backends.triton.norms import looped_kernels as kernels
+from triplan.backends.triton.norms import crossed_kernels, looped_kernels
 from triplan.backends.triton.norms.shared import OPS, NormEntry
 from triplan.sku import ElementKind, Target
 
-#: Elements a microsecond where no vectors are loaded, forward, backward, and backward of rows longer than LONG.
-SINGLE_PER_US = (3e5, 3e5, 1.5e5)
+#: The kernels of one row a program, and of several; forward and backward.
+LOOPED = (looped_kernels.norm_looped_kernel, looped_kernels.norm_backward_looped_kernel)
+CROSSED = (crossed_kernels.norm_crossed_kernel, crossed_kernels.norm_backward_crossed_kernel)
+#: Microseconds of the loops themselves; elements a microsecond where no vectors are loaded, forward and backward.
+LOOP_US = 0.3
+SINGLE_PER_US = (3e5, 4.2e5)
+#: Bytes of tiles of several rows that are read twice in a microsecond, forward and backward.
+CROSSED_BYTES_PER_US = (6e5, 4e5)
 
 
 class NormLooped(LoopedRows, NormEntry, ops=OPS):
-    which = (kernels.norm_looped_kernel, kernels.norm_backward_looped_kernel)
-    loop_us = 0.45
-
     def find_tile(self) -> Tile:
-        """By sweeps on an H200: what registers have room for beside a row's sums."""
+        """By sweeps on an H200: what registers have room for beside a row's sums. A program has one row, but several
+        where neighbours are adjacent in memory, if there are enough of them."""
         r, size, centred, operands = self.rows, self.element.itemsize, self.centred, len(self.read_first)
+        if r.across and not r.has_many():
+            return r.block_tile(operands, alone=True)
         if self.backward:
             return r.loop_tile(32 if centred and size < 8 else 16, operands)
         if operands > 1:
@@ -34,9 +39,16 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
         return r.loop_tile(held, most_warps=16 if held == 64 else 0)
 
     def us(self, target: Target) -> float:
-        single = SINGLE_PER_US[0 if not self.backward else 2 if self.rows.n > LONG else 1]
-        us = max(super().us(target), self.single_us(single))
+        r, tile = self.rows, self.tile
+        if tile.rows > 1:
+            held = self.programs() * tile.rows * -(-r.n // tile.block) * tile.block * self.element.itemsize
+            us = max(super().us(target), held / CROSSED_BYTES_PER_US[self.backward])
+        else:
+            us = max(super().us(target) + LOOP_US, self.single_us(SINGLE_PER_US[self.backward]))
         return us + (self.accumulate_us(target) if self.gradients else 0.0)
+
+    def partials_tile(self) -> Tile:
+        return self.tile if self.tile.rows > 1 else super().partials_tile()
 
     def unroll(self) -> int:
         return self.rows.unroll(self.tile, 4 if self.rows.vectors else max(2 // len(self.read_first), 1))
@@ -45,7 +57,9 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
         return {**super().constants(), "FULL": self.rows.n % (self.tile.block * self.unroll()) == 0}
 
     def main(self) -> list[Launch]:
+        alone = self.tile.rows == 1
+        kernel = (LOOPED if alone else CROSSED)[self.backward]
         # (Left alone, ptxas may spill a few registers of f64's to fit another program.)
-        most = registers_for(self.tile, 1) if self.element is ElementKind.F64 and not self.backward else 0
+        spills = alone and not self.backward and self.element is ElementKind.F64
         accumulated = [self.accumulate()] if self.gradients else []
-        return [self.launch(self.which[self.backward], registers=most), *accumulated]
+        return [self.launch(kernel, registers=registers_for(self.tile, 1) if spills else 0), *accumulated]

@@ -15,11 +15,9 @@ from triplan.sku import ElementKind, Target
 
 #: Elements of a row from which on forward programs of 16-bit elements have fewer warps: these wait less for each other.
 LONG = 8192
-#: Elements of a tile backward where each has an address of its own: 16 warps, as few loads of each are on their way.
-GAPPED = 4096
 #: Elements a microsecond backward, bound by instructions, where no vectors are loaded; and microseconds of reducing a
-#: gradient's sums of more than 4 rows (1 with gaps) through shared memory, between more than 4 warps, at the end.
-SINGLE_PER_US = 4e5
+#: gradient's sums of more than 4 rows through shared memory, between more than 4 warps, at a program's end.
+SINGLE_PER_US = 5e5
 REDUCE_US = 2.0
 #: Microseconds that an element of a thread takes where no vectors are loaded: forward in short rows, and with two sums;
 #: backward.
@@ -31,7 +29,7 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
     #: Backward as many bytes as of long rows: two such programs on a multiprocessor, with the next rows on their way,
     #: keep memory busy.
     held = (4096, 16384)
-    few_from = 1 << 31  # not tuned for norms, which keep a row for a second pass
+    few_warps = (False, False)  # not tuned for norms, which keep a row for a second pass
     own_launches = 1
 
     def find_tile(self) -> Tile | None:
@@ -40,8 +38,6 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
             # Weights shared by rows of several warps come through shared memory; with two sums registers run out.
             crowded = self.centred and narrow and (tile.block == 1024 if r.vectors else tile.block > 256)
             rows = max(tile.rows // 2, 1) if r.across or crowded else tile.rows
-            if not (r.unit or r.across or r.crossed):
-                rows = max(GAPPED // tile.block, 1)
             each = 32 * (4 if self.element is ElementKind.F64 else 32 if tile.block > 256 and r.vectors else 8)
             return Tile(rows, tile.block, min(max(rows * tile.block // each, 1), 16))
         if tile is not None and narrow and tile.block >= LONG:
@@ -61,11 +57,7 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         us = waves_us(self.sums, self.each * tile.rows * sum(self.traffic()) * r.sectors(tile.rows), target)
         if not r.vectors:
             us = max(us, LAUNCH_US + r.count * tile.block / SINGLE_PER_US)
-        reduced = (
-            REDUCE_US * len(self.gradients)
-            if tile.rows > (1 if self.centred and not r.unit else 4) and tile.warps > 4
-            else 0.0
-        )
+        reduced = REDUCE_US * len(self.gradients) if tile.rows > 4 and tile.warps > 4 else 0.0
         return us + BACKWARD_ELEMENT_US * each + reduced
 
     def stages(self) -> int:

@@ -87,9 +87,6 @@ class NormEntry(Entry):
 
     def partials_tile(self) -> Tile:
         """``shared``: in ``norm_parameters_kernel`` a few rows of the columns that its threads load."""
-        found = self.rows.part_tile(len(self.read_first), self.read_first)
-        if found.rows > 1:
-            return found
         vector = 16 // self.element.itemsize if self.rows.unit else 1
         block = min(ceil_power(self.rows.n), 256 * vector)
         return Tile(4, block, max(block // (32 * vector), 1))

@@ -27,7 +27,7 @@ class ScanSplit(SplitRows, ScanEntry, ops=SCANS):
     priority = 1
 
     def find_tile(self) -> Tile:
-        block = min(self.rows.line_tile(1, self.rows.operands).block, self.most())
+        block = min(self.rows.block_tile(alone=True).block, self.most())
         return Tile(1, block, warps_for(block, self.element.itemsize))
 
     def invariant(self) -> bool:

@@ -6,12 +6,9 @@ from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.softmax import looped_kernels as kernels
 from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
-from triplan.sku import Target
 
 #: Bytes of a row above which the L2 cache holds the rows of one program on each multiprocessor, not of two.
 LONG_ROW = 1 << 16
-#: Time backward relative to that of vectors where rows begin anywhere: on an H100 256 x 262143 f16 take 274 us.
-SLOWDOWN = 1.3
 
 
 class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
@@ -24,10 +21,6 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
         # A multiprocessor that has one program's rows in the L2 cache is filled by that program alone.
         long = self.rows.n * self.element.itemsize > LONG_ROW
         return self.rows.loop_tile(held=32, operands=2, most_warps=32 if long else 16)
-
-    def us(self, target: Target) -> float:
-        us = super().us(target)
-        return us * SLOWDOWN if self.backward and self.rows.unit and not self.rows.vectors else us
 
     def unroll(self) -> int:
         most = 4 if not self.backward else 2 if self.rows.vectors else 1

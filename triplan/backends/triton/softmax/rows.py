@@ -11,8 +11,7 @@ from triplan.descriptors.softmax import AnySoftmaxDescriptor
 
 #: Parts into which a tile is divided where rows begin anywhere; those that hold no element of a row are left out. A row
 #: of 65 then has five parts of 16 elements, in place of 128: no lane is idle but in the last, and a warp exchanges two
-#: rows at a time, of shorter ones more. On an H100 log_softmax of 207,823 x 33 f16 takes 12 us, and undivided 51; with
-#: 16 and 32 elements a thread, in place of 8, it takes 18 and 23.
+#: rows at a time.
 PARTS = 8
 
 
@@ -20,14 +19,13 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
     which = (kernels.softmax_rows_kernel, kernels.softmax_backward_rows_kernel)
     longest = (32768, 16384)  # registers hold one operand (forward), or two (backward)
     narrow_above = (16384, MOST_NARROW)
-    few_from, few_bytes = 16, 32
 
     def __init__(self, desc: AnySoftmaxDescriptor) -> None:
         super().__init__(desc)
-        divided = self.rows.begins_anywhere(self.tile.block, self.few_from)
+        divided = self.rows.begins_anywhere(self.tile.block)
         #: Elements of a part of a row.
         self.part = self.tile.block // PARTS if divided else self.tile.block
-        self.version = 4 if divided else 2
+        self.version = 3 if divided else 2
 
     def constants(self) -> dict[str, Any]:
         return {**super().constants(), "PIECES": max(-(-self.rows.n // self.part), 1), "BLOCK": self.part}

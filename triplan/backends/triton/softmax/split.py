@@ -8,7 +8,7 @@ from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
 
 
 class SoftmaxSplit(SplitRows, SoftmaxEntry, ops=OPS):
-    priority, version = 1, 3
+    priority = 1
     pairs = (
         (kernels.softmax_partial_kernel, kernels.softmax_finish_kernel),
         (kernels.softmax_backward_partial_kernel, kernels.softmax_backward_finish_kernel),
