@@ -89,62 +89,48 @@ def chunk_table(sizes: Sequence[int], chunk: int) -> torch.Tensor:
 
 
 class Tables:
-    """Where a plan's tables lie in the workspace: i64 sizes, i64 places [1 + streams, programs], i32 chunks.
-
-    places: of each chunk, the elements from its first to its tensor's end, and the tensor's address in each list.
-    """
+    """Where a plan's tables lie in the workspace: i64 sizes, i64 addresses [streams, tensors], i32 chunks."""
 
     def __init__(self, sizes: tuple[int, ...], streams: int) -> None:
         self._tensors, even = len(sizes), -(-len(sizes) // 2) * 2  # 16 bytes are a multiple of what each part has
+        self._addresses_at, self._streams = 8 * even, streams
+        self._chunks_at = self._addresses_at + 8 * (-(-streams * len(sizes) // 2) * 2)
         self.chunk, self.programs = chunk_of(sizes), chunks(sizes)
-        self._places_at, self._rows = 8 * even, 1 + streams
-        self._chunks_at = self._places_at + 8 * (-(-self._rows * self.programs // 2) * 2)
         self.nbytes = self._chunks_at + 8 * self.programs
         self.args = {
             "chunks": Scratch(self._chunks_at, ElementKind.I32),
-            "places": Scratch(self._places_at, ElementKind.I64),
+            "sizes": Scratch(0, ElementKind.I64),
+            "addresses": Scratch(self._addresses_at, ElementKind.I64),
         }
-        self.sizes = Scratch(0, ElementKind.I64)
-
-    def _parts(self, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The sizes, places and chunks in ``memory``."""
-        words = memory[: self._chunks_at].view(torch.int64)
-        first = self._places_at // 8
-        places = words[first : first + self._rows * self.programs].view(self._rows, self.programs)
-        return words[: self._tensors], places, memory[self._chunks_at : self.nbytes].view(torch.int32).view(2, -1)
 
     def write(self, memory: torch.Tensor, sizes: tuple[int, ...], addresses: Sequence[Sequence[int]]) -> None:
         """Fill ``memory``, bytes on the CPU."""
-        lengths, places, chunk = self._parts(memory)
-        table, rest = _chunk_table(sizes)
-        lengths.copy_(torch.tensor(sizes, dtype=torch.int64))
-        chunk.copy_(table)
-        places[0] = rest
-        own = torch.tensor(addresses, dtype=torch.int64).view(self._rows - 1, self._tensors)
-        torch.index_select(own, 1, table[0], out=places[1:])
+        words = memory[: self._chunks_at].view(torch.int64)
+        words[: self._tensors] = torch.tensor(sizes, dtype=torch.int64)
+        first = self._addresses_at // 8
+        flat = words[first : first + self._streams * self._tensors].view(self._streams, self._tensors)
+        flat.copy_(torch.tensor(addresses, dtype=torch.int64).view(self._streams, self._tensors))
+        memory[self._chunks_at :].view(torch.int32).view(2, -1).copy_(_chunk_table(sizes))
 
     def fill(self, memory: torch.Tensor, sizes: tuple[int, ...], addresses: Sequence[Sequence[int]]) -> None:
         """The same by many tiny launches, whose parameters hold the values: a CUDA graph keeps these, and copies
         nothing from memory of the host."""
-        lengths, places, (tensor, number) = self._parts(memory)
-        done = 0
+        words, chunk = memory[: self._chunks_at].view(torch.int64), memory[self._chunks_at :].view(torch.int32)
+        tensor, number = chunk.view(2, -1)
+        done, first = 0, self._addresses_at // 8
         for i, n in enumerate(sizes):
-            lengths[i].fill_(n)
-            here = slice(done, done + -(-n // self.chunk))
-            tensor[here].fill_(i)
-            torch.arange(here.stop - here.start, out=number[here])
-            torch.arange(n, 0, -self.chunk, out=places[0, here])
-            for row, own in zip(places[1:], addresses, strict=True):
-                row[here].fill_(own[i])
-            done = here.stop
+            count = -(-n // self.chunk)
+            words[i].fill_(n)
+            for stream, own in enumerate(addresses):
+                words[first + stream * len(sizes) + i].fill_(own[i])
+            tensor[done : done + count].fill_(i)
+            torch.arange(count, out=number[done : done + count])
+            done += count
 
 
 @fact
-def _chunk_table(sizes: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The table of chunks, and i64 [programs]: the elements from each chunk's first to its tensor's end."""
-    table = chunk_table(sizes, chunk_of(sizes))
-    tensor, number = table.to(torch.int64)
-    return table, torch.tensor(sizes, dtype=torch.int64)[tensor] - number * chunk_of(sizes)
+def _chunk_table(sizes: tuple[int, ...]) -> torch.Tensor:
+    return chunk_table(sizes, chunk_of(sizes))
 
 
 @fact

@@ -9,23 +9,17 @@ from triplan.backends.runtime.jit import jit
 
 
 @jit
-def _chunk(PARTS):
-    """(the number of this program's chunk, how many there are)."""
-    return tl.program_id(0).to(tl.int64) // PARTS, tl.num_programs(0).to(tl.int64) // PARTS
-
-
-@jit
-def chunk_of(chunks, places, CHUNK: tl.constexpr, PARTS: tl.constexpr = 1):
+def chunk_of(chunks, sizes, CHUNK: tl.constexpr, PARTS: tl.constexpr = 1):
     """(tensor, first element, elements from there to the tensor's end) of this program's chunk, or part of a chunk.
 
-    chunks: i32 [2, programs / PARTS], of a tensor and the number of a chunk in it; places: see ``address_of``. PARTS
-    programs share a chunk; those behind the tensor's end have no elements or fewer.
+    chunks: i32 [2, programs / PARTS], of a tensor and the number of a chunk in it; sizes: i64 [tensors]. PARTS programs
+    share a chunk; those behind the tensor's end have no elements or fewer.
     """
-    at, all_of_them = _chunk(PARTS)
-    tensor = tl.load(chunks + at).to(tl.int64)
-    first = tl.load(chunks + all_of_them + at).to(tl.int64) * CHUNK
-    skipped = (tl.program_id(0) % PARTS * (CHUNK // PARTS)).to(tl.int64)
-    return tensor, first + skipped, tl.load(places + at) - skipped
+    program = tl.program_id(0).to(tl.int64) // PARTS
+    tensor = tl.load(chunks + program).to(tl.int64)
+    first = tl.load(chunks + tl.num_programs(0) // PARTS + program).to(tl.int64) * CHUNK
+    first += tl.program_id(0) % PARTS * (CHUNK // PARTS)
+    return tensor, first, tl.load(sizes + tensor) - first
 
 
 @jit
@@ -51,14 +45,9 @@ def shifted_count(rest, shift, CHUNK: tl.constexpr):
 
 
 @jit
-def address_of(places, stream: tl.constexpr, PARTS: tl.constexpr = 1):
-    """The address of this program's tensor in list ``stream``.
-
-    places: i64 [1 + streams, programs / PARTS], of the elements from a chunk's first to its tensor's end, and of the
-    tensor's addresses. A chunk has its own, so that no program waits for its tensor's number before it loads them.
-    """
-    at, all_of_them = _chunk(PARTS)
-    return tl.load(places + (1 + stream) * all_of_them + at)
+def address_of(addresses, stream: tl.constexpr, tensor, tensors):
+    """addresses: i64 [streams, tensors]."""
+    return tl.load(addresses + stream * tensors + tensor)
 
 
 @jit

@@ -32,11 +32,20 @@ def _clipped(x, coefficient, limit, BY_NORM: tl.constexpr):
 
 @jit
 def clip_kernel(
-    chunks, places, norm, limit, TYPE: tl.constexpr, CHUNK: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr
+    chunks,
+    sizes,
+    addresses,
+    norm,
+    limit,
+    tensors,
+    TYPE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """x *= min(1, limit / (norm + 1e-6)); without a norm, x = min(max(x, -limit), limit); a part of a chunk.
 
-    places: see ``address_of``, of tensors of TYPE; norm: f64 [1] or None; limit: f64.
+    addresses: i64 [1, tensors], of tensors of TYPE; norm: f64 [1] or None; limit: f64.
     """
     coefficient = 1.0
     if norm is not None:
@@ -45,8 +54,8 @@ def clip_kernel(
         # Nothing changes: half of the traffic and all writes are saved in most steps of a training.
         if coefficient == 1.0:
             return
-    _, first, rest = chunk_of(chunks, places, CHUNK, PARTS)
-    x = address_of(places, 0, PARTS)  # before a branch, so that it is not loaded after ``rest``
+    tensor, first, rest = chunk_of(chunks, sizes, CHUNK, PARTS)
+    x = address_of(addresses, 0, tensor, tensors)  # before a branch, so that it is not loaded after ``rest``
     if PARTS > 1:
         if rest <= 0:
             return

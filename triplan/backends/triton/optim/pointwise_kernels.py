@@ -45,9 +45,11 @@ def _block(
 @jit
 def pointwise_kernel(
     chunks,
-    places,
+    sizes,
+    addresses,
     ones,
     scalars,
+    tensors,
     FUNCTION: tl.constexpr,
     READ: tl.constexpr,
     WRITTEN: tl.constexpr,
@@ -58,14 +60,14 @@ def pointwise_kernel(
 ):
     """lists[WRITTEN] = FUNCTION(lists[READ] and ones, scalars), element by element of one chunk of one tensor.
 
-    places: see ``address_of``, of lists of TYPES; ones: pointers to one element. READ has the number of a
+    addresses: i64 [len(TYPES), tensors], of lists of TYPES; ones: pointers to one element. READ has the number of a
     list for each value of FUNCTION, or -1 - i for the i-th of ``ones``. NARROWEST: a list of the narrowest type.
     """
-    _, first, rest = chunk_of(chunks, places, CHUNK)
-    shift = shift_of(address_of(places, NARROWEST), TYPES[NARROWEST])
+    tensor, first, rest = chunk_of(chunks, sizes, CHUNK)
+    shift = shift_of(address_of(addresses, NARROWEST, tensor, tensors), TYPES[NARROWEST])
     lists, joined = (), first * 0
     for k in tl.static_range(len(TYPES)):
-        address = shifted(address_of(places, k), shift, TYPES[k])
+        address = shifted(address_of(addresses, k, tensor, tensors), shift, TYPES[k])
         lists, joined = lists + (address,), joined | address
     single = ()
     for k in tl.static_range(len(ones)):

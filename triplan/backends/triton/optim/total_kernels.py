@@ -63,8 +63,10 @@ def _term(x, order, KIND: tl.constexpr):
 @jit
 def chunk_kernel(
     chunks,
-    places,
+    sizes,
+    addresses,
     partials,
+    tensors,
     order,
     TYPE: tl.constexpr,
     KIND: tl.constexpr,
@@ -74,12 +76,12 @@ def chunk_kernel(
 ):
     """partials[program] = sum of |x|**order (KIND: or the extremum) of one chunk of one tensor, in f64.
 
-    places: see ``address_of``, of tensors of TYPE; order: f64; partials: f64 [programs].
+    addresses: i64 [1, tensors], of tensors of TYPE; order: f64; partials: f64 [programs].
     """
     begin(OVERLAPS)
-    _, first, rest = chunk_of(chunks, places, CHUNK)
+    tensor, first, rest = chunk_of(chunks, sizes, CHUNK)
     count = tl.minimum(rest, CHUNK).to(tl.int32)
-    x = address_of(places, 0)
+    x = address_of(addresses, 0, tensor, tensors)
     neutral = float("inf") if KIND == SMALLEST else 0.0
     total = tl.full([BLOCK], neutral, tl.float64)
     # The masked loop gives each lane the same elements, so the bits do not depend on addresses.

@@ -190,8 +190,10 @@ def _block(
 @jit
 def update_kernel(
     chunks,
-    places,
+    sizes,
+    addresses,
     steps,
+    tensors,
     hyper,
     grad_scale,
     found_inf,
@@ -211,7 +213,7 @@ def update_kernel(
 ):
     """p, states = RULE(p, g / grad_scale, states) for the elements of one of PARTS parts of a chunk, in f32.
 
-    places: see ``address_of``, of parameters, gradients, states and copies of the parameters, of
+    addresses: i64 [2 + STATES + COPIES, tensors], of parameters, gradients, states and copies of the parameters, of
     TYPES; NARROWEST: one of the narrowest type; steps: f32 [tensors], counted by ``count_kernel``; hyper: f64, in the
     order of SCALARS; grad_scale, found_inf: f32 [1] or None; seed: i64 [1], or None if p is rounded to nearest. Nothing
     is written if found_inf is not 0.
@@ -220,7 +222,7 @@ def update_kernel(
     if found_inf is not None:
         if tl.load(found_inf) != 0.0:
             return
-    tensor, first, rest = chunk_of(chunks, places, CHUNK, PARTS)
+    tensor, first, rest = chunk_of(chunks, sizes, CHUNK, PARTS)
     if rest <= 0:
         return
     # One reciprocal instead of divisions: it is exact for the scales of a GradScaler, which are powers of two.
@@ -232,10 +234,10 @@ def update_kernel(
     stream = (tensor << 32) | step.to(tl.int64)
     shift = 0  # random bits are drawn for whole vectors of a tensor's elements
     if seed is None:
-        shift = shift_of(address_of(places, NARROWEST, PARTS), TYPES[NARROWEST])
+        shift = shift_of(address_of(addresses, NARROWEST, tensor, tensors), TYPES[NARROWEST])
     a, joined = (), first * 0
     for k in tl.static_range(len(TYPES)):
-        address = shifted(address_of(places, k, PARTS), shift, TYPES[k])
+        address = shifted(address_of(addresses, k, tensor, tensors), shift, TYPES[k])
         a, joined = a + (address,), joined | address
     count = shifted_count(rest, shift, CHUNK // PARTS)
     within = tl.arange(0, BLOCK)
