@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
 from triplan.backends.table import kernel
-from triplan.backends.triton.attention import arguments
+from triplan.backends.triton.attention import arguments, tiles
 from triplan.backends.triton.attention.arguments import (
     BACKWARD_PRODUCTS,
     ELEMENTS,
@@ -25,15 +25,10 @@ from triplan.backends.triton.common.offsets import layout
 from triplan.descriptors import AttentionBackwardDescriptor, packed_strides
 from triplan.sku import ArchSku, MathPrecision, Support, Target
 
-#: TFLOP/s, by element and architecture: for bf16 on sm90a about those of an H100 with 512 and 1024 queries; the others
-#: untuned.
-TERAFLOPS = {
-    MathPrecision.F16: {ArchSku.SM90A: 150.0, ArchSku.SM80: 70.0},
-    MathPrecision.BF16: {ArchSku.SM90A: 150.0, ArchSku.SM80: 70.0},
-    MathPrecision.TF32: {ArchSku.SM90A: 150.0, ArchSku.SM80: 70.0},
-    MathPrecision.F32: {ArchSku.SM90A: 25.0, ArchSku.SM80: 8.0},
-    MathPrecision.F64: {ArchSku.SM90A: 25.0, ArchSku.SM80: 8.0},
-}
+#: TFLOP/s, by element and architecture: for bf16 on sm90a about those of an H100 with 512 and 1024 queries; f16 alike,
+#: and the others as the forward op's.
+_HALF = {ArchSku.SM90A: 150.0, ArchSku.SM80: 70.0}
+TERAFLOPS = {**tiles.TERAFLOPS, MathPrecision.F16: _HALF, MathPrecision.BF16: _HALF}
 #: (tile of dq, tile of dk and dv), chosen as ``TILES`` of the forward op.
 TILES = {
     "half": {

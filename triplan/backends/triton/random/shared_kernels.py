@@ -15,6 +15,12 @@ from triplan.backends.triton.common.philox_kernels import as_i64, minus_log, pol
 
 
 @jit
+def _wide(low, high):
+    """The 64-bit word of two of 32 bits."""
+    return (high.to(tl.uint64) << 32) | low.to(tl.uint64)
+
+
+@jit
 def pairs(state, counter, WIDE):
     """(a, b): the first and the second word of each pair of elements of ``counter`` (i64).
 
@@ -23,8 +29,7 @@ def pairs(state, counter, WIDE):
     seed, offset = state_of(state)
     w0, w1, w2, w3 = words_of(seed, offset, counter)
     if WIDE:
-        a = (w1.to(tl.uint64) << 32) | w0.to(tl.uint64)
-        b = (w3.to(tl.uint64) << 32) | w2.to(tl.uint64)
+        a, b = _wide(w0, w1), _wide(w2, w3)
     else:
         a, b = tl.join(w0, w2), tl.join(w1, w3)
     return a, b
@@ -35,8 +40,7 @@ def elements_of(seed, offset, counter, parameters, NUMBER, PAIRED, WIDE):
     """The words of the elements of ``counter`` (i64), one after another; if PAIRED, their numbers."""
     w0, w1, w2, w3 = words_of(seed, offset, counter)
     if WIDE:
-        a = (w1.to(tl.uint64) << 32) | w0.to(tl.uint64)
-        b = (w3.to(tl.uint64) << 32) | w2.to(tl.uint64)
+        a, b = _wide(w0, w1), _wide(w2, w3)
         found = NUMBER(a, b, parameters) if PAIRED else (a, b)
     elif PAIRED:
         found = NUMBER(w0, w1, parameters) + NUMBER(w2, w3, parameters)
