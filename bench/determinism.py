@@ -28,7 +28,7 @@ from bench.indexing.cases import (
     truth,
 )
 from bench.indexing.run import LIMIT_US, Implementation, Progress, estimated_us, planned, too_long, verify
-from bench.report import Chart, Column, Report, Row, hardware_slug
+from bench.report import Chart, Column, Report, Row, hardware_slug, until_stopped
 from bench.timing import Contestant, DeviceTime, speed_ratio
 
 #: Seconds after which torch.compile is left out: its warm-up is longer than everything that is timed.
@@ -118,16 +118,17 @@ def run(iterations: int, warmup: int, device: torch.device, tiny: bool, rows: bo
     listed = [(t, True) for t in timed_cases(tiny)] + [(t, False) for t in (row_cases(tiny) if rows else [])]
     found: list[Row] = []
     left_out = 0
-    for i, (timed, compared) in enumerate(listed):
-        progress(timed.name, i, len(listed))
-        if not compared and bench.seconds() > ROWS_UNTIL_S:
-            left_out += 1
-            continue
-        found += bench.case(timed, compared)
-        if on_gpu:
-            torch.cuda.empty_cache()
+    with until_stopped() as labels:
+        for i, (timed, compared) in enumerate(listed):
+            progress(timed.name, i, len(listed))
+            if not compared and bench.seconds() > ROWS_UNTIL_S:
+                left_out += 1
+                continue
+            found += bench.case(timed, compared)
+            if on_gpu:
+                torch.cuda.empty_cache()
     progress("done", len(listed), len(listed))
-    label = (
+    labels.append(
         "extra MB: torch's allocator at its peak; for triplan the workspace, and prepared indices"
         if on_gpu
         else "CPU SMOKE TEST: reference backend, tiny sizes, host clock; no measurement of any kernel"
@@ -143,7 +144,7 @@ def run(iterations: int, warmup: int, device: torch.device, tiny: bool, rows: bo
     stem = f"determinism-{hardware_slug(device)}" + ("-smoke" if tiny else "")
     title = "deterministic accumulation"
     sections = {"kernels": bench.kernels} if rows else {}
-    return Report(stem, title, label, COLUMNS, CHARTS, settings, found, sections)
+    return Report(stem, title, "; ".join(labels), COLUMNS, CHARTS, settings, found, sections)
 
 
 @dataclass

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -25,7 +26,7 @@ import triplan as tp
 from bench import timing
 from bench.anywhere.drawing import MOST, Case, Peer, Tensors, case, entries_of, family_of, ops_of, tensors
 from bench.indexing.cases import SAME_WORK
-from bench.report import Chart, Column, Report, Row, hardware_slug
+from bench.report import Chart, Column, Report, Row, hardware_slug, until_stopped
 from bench.rows import compiled_by_torch
 from bench.timing import Contestant
 from triplan.backends.runtime.compile import compile_source
@@ -78,7 +79,9 @@ class Compilers:
 
     def __init__(self) -> None:
         triton_key()  # each process would read all of Triton's files
-        self.pool = get_context("fork").Pool(max((os.cpu_count() or 1) - 1, 1))
+        # What ends the run is the parent's to report: these just end, also within a compilation.
+        ended = (signal.SIGTERM, signal.SIG_DFL)
+        self.pool = get_context("fork").Pool(max((os.cpu_count() or 1) - 1, 1), signal.signal, ended)
         self.started: dict[Any, AsyncResult[str]] = {}
 
     def start(self, plans: Iterable[tp.Plan[Any, Any]]) -> list[AsyncResult[str]]:
@@ -391,7 +394,7 @@ def run(
     numbers = iter(range(cases))
     waiting: deque[tuple[Case, list[tp.Plan[Any, Any]], list[AsyncResult[str]]]] = deque()
     rows: list[Row] = []
-    try:
+    with until_stopped(), compilers.pool if compilers else nullcontext():  # leaving a pool ends its processes
         while time.perf_counter() - started < seconds:
             while len(waiting) < AHEAD and (number := next(numbers, None)) is not None:
                 drawn = case(family, seed, number, target, most)
@@ -411,11 +414,6 @@ def run(
             rows.append({**row, "waited_s": round(waited, 3), "seconds": round(time.perf_counter() - begun, 3)})
             if device.type == "cuda" and torch.cuda.memory_reserved() > torch.cuda.mem_get_info()[1] // 3:
                 torch.cuda.empty_cache()
-    except KeyboardInterrupt:
-        pass  # what was timed is reported
-    finally:
-        if compilers:
-            compilers.pool.terminate()
     label = f"{len(rows)} of {cases} problems in {time.perf_counter() - started:.0f} s, seed {seed}"
     if tiny:
         label = f"CPU SMOKE TEST: reference backend, tiny sizes, no comparison; {label}"

@@ -28,7 +28,7 @@ from bench.indexing.cases import (
     touched_elements,
     truth,
 )
-from bench.report import Chart, Column, Report, Row, hardware_slug
+from bench.report import Chart, Column, Report, Row, hardware_slug, until_stopped
 from bench.timing import Contestant, DeviceTime, HostTime, copy_share, speed_ratio
 
 #: A kernel that is estimated to take longer is not timed.
@@ -73,13 +73,14 @@ def run(dtype: str, iterations: int, warmup: int, device: torch.device, tiny: bo
     listed = cases(tiny)
     rows: list[Row] = []
     started = time.perf_counter()
-    for i, case in enumerate(listed):
-        progress(case.name, i, len(listed))
-        rows += _case_rows(case, DTYPES[dtype], iterations, warmup, device, copy)
-        if on_gpu:
-            torch.cuda.empty_cache()
+    with until_stopped() as labels:
+        for i, case in enumerate(listed):
+            progress(case.name, i, len(listed))
+            rows += _case_rows(case, DTYPES[dtype], iterations, warmup, device, copy)
+            if on_gpu:
+                torch.cuda.empty_cache()
     progress("done", len(listed), len(listed))
-    label = (
+    labels.append(
         "* the device takes longer than the host: a loop of such calls is bound by the device"
         if on_gpu
         else "CPU SMOKE TEST: reference backend, tiny sizes, host clock; no measurement of any kernel"
@@ -97,7 +98,7 @@ def run(dtype: str, iterations: int, warmup: int, device: torch.device, tiny: bo
     }
     stem = f"indexing-{dtype}-{hardware_slug(device)}" + ("-smoke" if tiny else "")
     title = f"indexing, {dtype}; copy {copy / 1e12:.2f} TB/s" if on_gpu else f"indexing, {dtype}"
-    return Report(stem, title, label, COLUMNS, CHARTS, settings, rows)
+    return Report(stem, title, "; ".join(labels), COLUMNS, CHARTS, settings, rows)
 
 
 def _case_rows(
