@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -9,12 +10,11 @@ import torch
 from cases import H200, INTERPRETER, required
 from cases.gemm import plan_with
 from cases.gluon import emulate
-from proofs import run
 
 import triplan as tp
 from triplan.backends.triton.attention import copies
 from triplan.backends.triton.attention.copies import RowsCopy
-from triplan.testing import args_for, check_plan
+from triplan.testing import PlacedArgs, args_for, check_plan
 
 SIZES: dict[str, Any] = {"batch": 2, "queries": 300, "keys": 300, "heads": 4, "key_heads": 2, "element": "bf16"}
 HEADS_FIRST = tp.Layout.strided(unit_axis=3, alignment=16, stride_multiple=8)
@@ -184,14 +184,26 @@ def test_every_layout_on_the_gpu(op: str, kernel: str, width: int) -> None:
         layouts |= {"lse": tp.Layout.strided(unit_axis=2)} if number > 1 else {}
         plan = required(desc.replace(layouts=layouts), kernel, few)
         check_plan(plan, runs=2, seed=number)
-        given = {k: v for k, v in vars(args_for(desc, "cpu", number).args).items() if v is not None}
-        read = {o.name: given[o.name] for o in desc.operands() if not o.is_written and o.name in given}
-        read["scale"] = width**-0.5
+        placed = args_for(plan.descriptor, "cuda", number)
+        if op == "attention":  # the backward's lse follows from the scale that was drawn
+            placed.args = dataclasses.replace(placed.args, scale=width**-0.5)
+        read = {o.name: vars(placed.host())[o.name] for o in desc.operands() if not o.is_written}
         wide = {
-            name: torch.nn.functional.pad(t, (0, -width % 8)) if isinstance(t, torch.Tensor) and t.dim() == 4 else t
+            name: torch.nn.functional.pad(t, (0, -width % 8)) if t.dim() == 4 else t
             for name, t in read.items()
+            if isinstance(t, torch.Tensor)
         }
-        padded = desc.replace(head_dim=width + -width % 8)
-        got, wanted = run(plan, read), run(required(padded, WGMMA[kernel], few), wide)
+        padded = required(desc.replace(head_dim=width + -width % 8), WGMMA[kernel], few)
+        packed = args_for(padded.descriptor, "cuda", given=wide)
+        scale = width**-0.5 if read["scale"] is None else read["scale"]  # not that of the padded width
+        packed.args = dataclasses.replace(packed.args, scale=scale)
+        got, wanted = written(plan, placed), written(padded, packed)
         for name, t in got.items():
             assert torch.equal(t, wanted[name][..., : t.shape[-1]]), name
+
+
+def written(plan: tp.Plan[Any, Any], placed: PlacedArgs) -> dict[str, torch.Tensor]:
+    """What one run writes."""
+    plan.run(placed.args, placed.workspace(plan))
+    after = vars(placed.host())
+    return {o.name: after[o.name] for o in plan.descriptor.operands() if o.is_written}

@@ -152,11 +152,12 @@ def test_dropout_and_its_gradients(dtype: torch.dtype, device: str) -> None:
         y = call(x, 0.3) if call is F.dropout else call(x)
         kept = y != 0
         assert 0.6 < float(kept.double().mean()) < 0.8
-        scale = torch.tensor(1 / 0.7, dtype=torch.float32 if dtype.itemsize < 4 else dtype, device=device)
-        same(y, torch.where(kept, (x * scale).to(dtype), 0))
+        wide = torch.float32 if dtype.itemsize < 4 else dtype
+        scale = torch.tensor(1 / 0.7, dtype=wide, device=device)
+        same(y, torch.where(kept, (x.to(wide) * scale).to(dtype), 0))
         g = torch.randn_like(y).requires_grad_()
         (dx,) = torch.autograd.grad(y, x, g, create_graph=True)
-        same(dx, torch.where(kept, (g * scale).to(dtype), 0))
+        same(dx, torch.where(kept, (g.to(wide) * scale).to(dtype), 0))
         (again,) = torch.autograd.grad(dx, g, torch.ones_like(dx))
         same(again != 0, kept)
         with torch.no_grad():
