@@ -72,7 +72,8 @@ def plane(g: Geometry, point: Point) -> Plane | None:
     if not rest:
         return None
     p = Plane(other if other is not None and turned else rest[-1], cols, turned)
-    return p if turned or filled(g.sizes[cols], tile(g, p, point)[1]) else None
+    # elements_kernel visits the last dimension first: its neighbours are contiguous along no other.
+    return p if turned or cols < rest[-1] or filled(g.sizes[cols], tile(g, p, point)[1]) else None
 
 
 def filled(columns: int, width: int) -> bool:
