@@ -23,6 +23,8 @@ WARPS = 4
 SLOWDOWN = 1.2
 #: Rows, at least and at most, of a tile that is contiguous along them: a sector of 16-bit elements, and four. Untuned.
 TURNED_ROWS = (16, 64)
+#: Bytes of a tile's rows at least, if rows have as many: narrower tiles write parts of sectors. Untuned.
+ROW_BYTES = 64
 #: Counters of a thread at most if all tensors are contiguous along rows, and if these begin within one: it evaluates
 #: one more then. Threads below which it has fewer. Untuned.
 COUNTERS, ODD_COUNTERS, THREADS = 4, 8, 1 << 18
@@ -107,7 +109,7 @@ def geometry(desc: RandomDescriptor) -> Geometry:
     else:
         reached = columns.size if is_aligned(outer, shared) else widest
         _, width = row_tile(min(elements, max(ceil_power(reached), 8)), elements, reached)
-        width = max(width, shared)
+        width = max(width, shared, min(ceil_power(reached), ROW_BYTES // desc.operand("out").element.itemsize))
         height = elements // width
         lines = -(-points // height)
     return Geometry(tuple(outer), across, columns, shared, height, width, lines * -(-widest // width))
