@@ -136,7 +136,7 @@ def values(desc: Any, kind: Kind) -> dict[str, Any]:
 
 def problem(op: str, n: int, element: tp.ElementKind, kind: Kind, packed: bool = False, **options: Any) -> Problem:
     sizes = {"batch": BATCH, "queries": QUERIES, "keys": n, "heads": HEADS, "key_heads": HEADS // GROUP}
-    desc = tp.descriptor_types()[op](**sizes, head_dim=WIDTH, element=element, **options)
+    desc = tp.descriptor_types()[op](**{**sizes, "head_dim": WIDTH, **options}, element=element)
     found = Attention(desc, partial(values, desc, kind))
     return Packed(found) if packed else found
 
@@ -149,4 +149,5 @@ for _op in ("attention", "attention_backward"):
         {"mask": "bool", "softcap": 3.0},
         {"packed": True, "causal": True, "slopes": True},
         {"dropout": True},
+        {"head_dim": 36},  # rows of heads that TMA cannot map
     )(partial(problem, _op))

@@ -102,12 +102,14 @@ for _op in ("batch_norm", "batch_norm_backward"):
     )
 
 
-def group_problem(op: str, n: int, element: tp.ElementKind, kind: Kind, **fields: Any) -> Batches:
+def group_problem(op: str, n: int, element: tp.ElementKind, kind: Kind, long: bool = False, **fields: Any) -> Batches:
+    """``long``: of groups that programs share."""
     # An even number of pixels, so that what cancels leaves nothing but rounding, which an order decides.
     sizes = {"batch": IMAGES, "channels": 4, "groups": 2, "pixels": 2 * max(n // 4, 2) + 2}
+    sizes |= {"pixels": 6002} if long else {}
     desc = tp.descriptor_types()[op](element=element, **sizes, **fields)
     return Batches(desc, partial(values, desc, kind))
 
 
 for _op in ("group_norm", "group_norm_backward"):
-    joins(_op, {}, {"weight": False, "bias": False})(partial(group_problem, _op))
+    joins(_op, {}, {"weight": False, "bias": False}, {"long": True})(partial(group_problem, _op))

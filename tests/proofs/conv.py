@@ -110,6 +110,7 @@ def problem(
     eights: bool = False,
     last: bool = False,
     narrow: bool = False,
+    tf32: bool = False,
     **fields: Any,
 ) -> Convolution:
     unit = 8 if eights else 2  # TMA moves 8 channels
@@ -134,6 +135,8 @@ def problem(
         fields.pop("has_bias", None)
     cls: Any = tp.descriptor_types()[op]
     desc = cls(**{**sizes, **fields}, element=element)
+    if tf32 and element is tp.ElementKind.F32:
+        desc = desc.replace(math="tf32")
     if last:
         desc = desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 4})
     return Convolution(desc, partial(values, desc, kind, n))
@@ -148,4 +151,5 @@ for _op in ("conv2d", "conv2d_backward_input", "conv2d_backward_weight"):
         {"eights": True},
         {"eights": True, "last": True, "stride": (1, 2), "padding": (1, 0, 1, 1)},
         *([{"eights": True, "last": True, "narrow": True}] if _op == "conv2d" else []),
+        *([{"tf32": True}] if _op == "conv2d_backward_weight" else []),
     )(partial(problem, _op))

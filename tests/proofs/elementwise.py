@@ -28,9 +28,11 @@ class Elements(Rows):
 
 
 def described(op: str, n: int, element: tp.ElementKind, turned: bool = False) -> Any:
-    if op != "expression":
-        return tp.descriptor_types()[op](op=op, input_shape=(n,), element=element)
     shape = (n, TURNED) if turned else (n,)
+    if op != "expression":
+        desc: Any = tp.descriptor_types()[op](op=op, input_shape=shape, element=element)
+        first = next(o.name for o in desc.operands() if not o.is_written)
+        return desc.replace(layouts={first: tp.Layout.strided(unit_axis=0)} if turned else {})
     root = a * (tp.expr.sigmoid(a) if element.is_floating_point else a) + b
     desc = tp.ExpressionDescriptor.of(root, a=(element, shape), b=(element, shape))
     return desc.replace(layouts={"a": tp.Layout.strided(unit_axis=0)} if turned else {})
@@ -55,4 +57,4 @@ def problem(op: str, n: int, element: tp.ElementKind, kind: Kind, turned: bool =
 
 
 for _op in OPS:
-    joins(_op, *([{"turned": False}, {"turned": True}] if _op == "expression" else []))(partial(problem, _op))
+    joins(_op, {"turned": False}, {"turned": True})(partial(problem, _op))

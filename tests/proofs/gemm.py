@@ -13,10 +13,12 @@ import triplan as tp
 from proofs import Kind, Problem, Variant, draw, joins
 
 ROWS, COLUMNS = 24, 32
+#: B's columns are contiguous.
+TURNED = {"layouts": {"b": tp.Layout.strided(unit_axis=0)}}
 
 
 class Gemm(Problem):
-    """``a`` (rows, k), ``b`` (k, COLUMNS), and ``c0`` (rows, COLUMNS) and ``bias`` where the options ask for them.
+    """``a`` (rows, k), ``b`` (k, columns), and ``c0`` (rows, columns) and ``bias`` where the options ask for them.
 
     ``batched``: each row is a product of its own, of one row and the same B.
     """
@@ -30,6 +32,8 @@ class Gemm(Problem):
             a, b, c0 = a[:, None], b.expand(m, k, n).contiguous(), c0[:, None]
         else:
             self.desc = tp.GemmDescriptor(m=m, n=n, k=k, **options)
+        if "layouts" in options:
+            b = b.mT.contiguous().mT
         named = {"a": a, "b": b, "c0": c0, "bias": bias}
         self.values = {o.name: named[o.name] for o in self.desc.operands() if o.name in named}
 
@@ -50,14 +54,14 @@ class Gemm(Problem):
         return Variant(other, lambda out: out["c"], lambda out: out["c"])
 
 
-def make(batched: bool, n: int, element: tp.ElementKind, kind: Kind, **options: Any) -> Gemm:
+def make(batched: bool, n: int, element: tp.ElementKind, kind: Kind, columns: int = COLUMNS, **options: Any) -> Gemm:
     """k = ``n`` (even). In ``cancelling`` the second half of k opposes the first, and all are shuffled."""
     g = torch.Generator().manual_seed(0)
-    a, b = draw((ROWS, n), element, kind, n, g), draw((n, COLUMNS), element, kind, n, g)
+    a, b = draw((ROWS, n), element, kind, n, g), draw((n, columns), element, kind, n, g)
     if kind == "huge" and element is tp.ElementKind.F64:
         a, b = a * 2.0**-520, b * 2.0**-520  # the oracle's range is no wider: what overflows in it depends on the order
     out = element if element.is_floating_point else tp.ElementKind.I32
-    c0, bias = draw((ROWS, COLUMNS), out, kind, n, g), draw((COLUMNS,), out, kind, n, g)
+    c0, bias = draw((ROWS, columns), out, kind, n, g), draw((columns,), out, kind, n, g)
     if kind == "cancelling" and element.is_floating_point:
         half, order = n // 2, torch.randperm(n, generator=g)
         a[:, half:], b[half:] = -a[:, :half], b[:half]
@@ -111,5 +115,7 @@ def make_any(batched: bool, n: int, element: tp.ElementKind, kind: Kind, **optio
 
 
 _OPTIONS: tuple[dict[str, Any], ...] = ({}, {"epilogue": "bias"}, {"epilogue": "bias_relu", "reads_c0": True})
-joins("gemm", *_OPTIONS)(partial(make, False))
-joins("batched_gemm", *_OPTIONS, {"symmetric": True})(partial(make_any, True))
+joins("gemm", *_OPTIONS, TURNED, {"columns": 1})(partial(make, False))
+joins("batched_gemm", *_OPTIONS, {"layouts": {"b": tp.Layout.strided(unit_axis=1)}}, {"symmetric": True})(
+    partial(make_any, True)
+)

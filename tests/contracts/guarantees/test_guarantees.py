@@ -57,6 +57,13 @@ def test_every_op_of_the_table_joins() -> None:
     assert {REPRESENTED[op] for op in tp.TABLE.ops() if "::" not in op} == set(FAMILIES)  # a user's ops have two colons
 
 
+def test_every_entry_has_a_problem() -> None:
+    """What no problem is for would be held to nothing."""
+    entries = [(op, entry) for op in sorted(FAMILIES) for entry in tp.TABLE.rows(op)]
+    missing = [(where, op, e.name) for op, e in entries for where in places(e) if not guarantees_of(where, op, e)]
+    assert missing == []
+
+
 def test_what_has_small_problems_has_problems_of_the_gpus_size() -> None:
     """Claims are collected from small problems: one that only those can be run for would fail on a GPU alone."""
     entries = [(op, entry) for op in sorted(FAMILIES) for entry in tp.TABLE.rows(op) if "gpu" in places(entry)]
