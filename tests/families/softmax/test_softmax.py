@@ -27,7 +27,7 @@ def test_infinities_and_nan_as_in_torch(where: str, kernel: str | None, op: str,
     torch.testing.assert_close(args.out, getattr(torch, op)(x, 1), equal_nan=True)
 
 
-@pytest.mark.parametrize("n", [65, 127, 129, 705])
+@pytest.mark.parametrize("n", [9, 33, 65, 127, 129, 705])
 @pytest.mark.parametrize("op", ["softmax", "log_softmax", "softmax_backward", "log_softmax_backward"])
 @pytest.mark.parametrize("where", WHERE)
 def test_parts_of_rows_that_begin_anywhere(where: str, op: str, n: int) -> None:

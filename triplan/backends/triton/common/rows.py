@@ -139,9 +139,9 @@ class Rows:
 
     # --- tiles ---
 
-    def begins_anywhere(self, block: int) -> bool:
+    def begins_anywhere(self, block: int, shortest: int = FEW_WARPS_FROM) -> bool:
         """Whether few warps may share a tile of whole rows, ``block`` long: its rows begin between two vectors."""
-        return self.unit and not self.vectors and block >= FEW_WARPS_FROM
+        return self.unit and not self.vectors and block >= shortest
 
     def whole_tile(self, most: int, held: int = 4096, few_warps: bool = False) -> Tile | None:
         """The tile that holds whole rows, at most ``most`` elements; None if rows are longer.
