@@ -9,8 +9,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from cases import pinned
+from cases import WHERE, pinned
 from cases.rows import KERNELS, OPS, build, check, problems, strided
+from proofs import target
 
 import triplan as tp
 from triplan.backends.triton.common.rows_kernels import row_pointers
@@ -48,6 +49,24 @@ def test_every_axis_element_and_layout_interpreted(op: str, entry: str) -> None:
         assert plan is not None
         compared += check(plan)
     assert compared > 150
+
+
+@NO_WARNINGS
+@pytest.mark.parametrize("adjacent", ["all", "first", "last"])
+@pytest.mark.parametrize("op", [op for op in OPS if "softmax" in op])
+@pytest.mark.parametrize("where", WHERE)
+def test_blocks_of_adjacent_rows(where: str, op: str, adjacent: str) -> None:
+    """Neighbouring rows are adjacent in some operands: a program of ``split`` has a block of several, which it turns
+    where they are not adjacent in all."""
+    desc = build(
+        op, (37, 1030) if where == "interpret" else (2, 1030, 1300), -1, "f32" if adjacent == "all" else "bf16"
+    )
+    whole = [o.name for o in desc.operands() if o.shape == desc.input_shape]  # type: ignore[attr-defined]
+    named = {"all": whole, "first": whole[:1], "last": whole[-1:]}[adjacent]
+    beside = tp.Layout.strided(unit_axis=len(desc.input_shape) - 2)  # type: ignore[attr-defined]
+    plan = tp.plan(desc.replace(layouts=dict.fromkeys(named, beside)), target=target(where), kernel="split")
+    assert any(launch.constexprs.get("ROWS", 1) >= 16 for launch in plan.launches)
+    assert check(plan)
 
 
 @pytest.mark.interpret

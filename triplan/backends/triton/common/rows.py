@@ -21,6 +21,11 @@ from triplan.descriptors.fields import AxisField
 #: a thread 32 are the best, or nearly, for rows of 65 to 2049: cross_entropy of 300,000 x 65 bf16 takes 52 us, and with
 #: four warps 151.
 UNALIGNED_BYTES, FEW_WARPS_FROM = 128, 128
+#: Elements of a tile of adjacent rows that ``split`` turns, and of one of its warps. Tiles that are written have TURNED
+#: times as many rows: the longer their pieces, the better (softmax of 22826 x 16383 bf16, results transposed, takes
+#: 1.07 ms on an H100; by TURNED of 2 and 1, 1.21 and 1.41). Rows of more than LONG bytes have many blocks, and so come
+#: by half as many. Fewer neighbours than FEWEST are divided one by one.
+TURNED_TILE, TURNED_WARP, TURNED, LONG, FEWEST = 8192, 1024, 4, 1 << 15, 8
 #: Programs that keep a card busy: if there are as many, each has several rows. Untuned.
 ENOUGH = 128
 #: The annotation of a field that names the axis of the rows.
@@ -66,7 +71,7 @@ class Rows:
         self.count = self.lanes * self.outer
         contiguous = [self._step(o, axis) is None for o in operands]
         self.unit, self.along = all(contiguous), any(contiguous)
-        adjacent = [bool(groups) and self._step(o, groups[-1][-1]) is None for o in operands]
+        adjacent = [self._is_adjacent(o) for o in operands]
         self.across, self.crossed = not self.unit and all(adjacent), not self.unit and any(adjacent) > all(adjacent)
         # (Elements of packed rows along an inner axis are as many elements apart as there are adjacent rows.)
         self.invariant = all(
@@ -76,6 +81,10 @@ class Rows:
         self.vectors = self.unit and min(aligned) >= 16
         #: Bytes of registers that an element takes as it is loaded: those of its address, where rows have gaps.
         self._size = desc.element.itemsize if self.unit else 8
+
+    def _is_adjacent(self, o: Operand) -> bool:
+        """Whether neighbouring rows of ``o`` are adjacent in memory."""
+        return bool(self._groups) and self._step(o, self._groups[-1][-1]) is None
 
     def _distance(self, o: Operand) -> int:
         """A power of two that divides the distance between contiguous rows of ``o``, in elements."""
@@ -100,14 +109,14 @@ class Rows:
         lane = self._step(o, self._groups[-1][-1]) if self._groups else Int(0, wide, self._distance(o))
         return (padded(outer, Int(0, True, 16)) if outer else None, lane, self._step(o, self.axis))
 
-    def sizes(self) -> dict[str, Arg]:
-        """The kernels' arguments for sizes."""
+    def sizes(self, turned: bool = False) -> dict[str, Arg]:
+        """The kernels' arguments for sizes; if blocks are ``turned``, with what masks of vectors need of both axes."""
         wide = max(self.outer, self.lanes) >= I32_LIMIT
         outer = [Int(n, wide) for n in self._sizes[:-1]]
         return {
             "sizes": padded(outer, Int(1, wide)) if outer else None,
-            "lanes": Int(self.lanes, wide, power_of_two_in(self.lanes) if self.across else 1),
-            "n": Int(self.n, self.n >= I32_LIMIT, power_of_two_in(self.n) if self.unit else 1),
+            "lanes": Int(self.lanes, wide, power_of_two_in(self.lanes) if self.across or turned else 1),
+            "n": Int(self.n, self.n >= I32_LIMIT, power_of_two_in(self.n) if self.unit or turned else 1),
         }
 
     def groups(self, rows: int) -> int:
@@ -166,14 +175,29 @@ class Rows:
         rows = max(held // size // block, 1)
         return Tile(rows, block, warps_for(rows * block, size))
 
+    def turned_tile(self, operands: Sequence[Operand], writes: bool) -> Tile | None:
+        """The tile of a block of several rows where neighbouring rows are adjacent in some of ``operands``."""
+        if self.unit or self.lanes < FEWEST or not any(map(self._is_adjacent, operands)):
+            return None
+        rows = self.neighbours * (TURNED if writes else 1) // (1 if self.n * self.element.itemsize <= LONG else 2)
+        rows = min(rows, ceil_power(self.lanes))
+        block = min(TURNED_TILE // rows, ceil_power(self.n))
+        return Tile(rows, block, max(rows * block // TURNED_WARP, 1))
+
+    def lone_tile(self, operands: Sequence[Operand], held: int) -> Tile:
+        """The tile that holds one block of one row of any length, of ``held`` of ``operands`` at a time."""
+        contiguous = all(self._step(o, self.axis) is None for o in operands)
+        size = self.element.itemsize if contiguous else 8
+        block = min(ceil_power(self.n), 32768 // size // held, 8192)
+        return Tile(1, block, warps_for(block, size))
+
     def block_tile(self, operands: int = 1, alone: bool = False, crosses: bool = False) -> Tile:
         """The tile that holds one block of rows of any length, of ``operands`` operands at a time; with ``alone`` of
         one row, even where neighbouring rows are adjacent; with ``crosses`` of several even where they are ``crossed``.
         """
         if (self.across or (self.crossed and crosses)) and not alone:
             return Tile(self.neighbours, 4096 // self.neighbours, warps_for(4096, self.element.itemsize))
-        block = min(ceil_power(self.n), 32768 // self._size // operands, 8192)
-        return Tile(1, block, warps_for(block, self._size))
+        return self.lone_tile(self.operands, operands)
 
     def loop_tile(self, held: int, operands: int = 1, most_warps: int = 0) -> Tile:
         """The tile of a loop that reads rows of any length twice, the second time from the L2 cache: of one row, or of
@@ -197,9 +221,9 @@ class Rows:
             most //= 2
         return most
 
-    def sectors(self, rows: int = 1) -> float:
-        """How often each sector of memory is moved if every program has ``rows`` neighbouring rows. Where rows are
-        ``crossed``, one that is written in part moves twice."""
+    def sectors(self, rows: int = 1, operands: Sequence[Operand] = ()) -> float:
+        """How often each sector of memory (of ``operands``, by default all) is moved if every program has ``rows``
+        neighbouring rows. Where rows are ``crossed``, one that is written in part moves twice."""
         if not (self.across or self.crossed):
             return 1
         most = min(self.lanes, card.SECTOR // self.element.itemsize)
@@ -213,7 +237,8 @@ class Rows:
             often = most / rows if beside else 1 if o.layout.unit_axis is None else card.SECTOR / o.element.itemsize
             return often * (2 if o.is_written and often > 1 else 1)
 
-        return sum(map(of, self.operands)) / len(self.operands)
+        listed = operands or self.operands
+        return sum(map(of, listed)) / len(listed)
 
     def vector(self, tile: Tile) -> int:
         """Neighbours in a row that one thread loads at once."""

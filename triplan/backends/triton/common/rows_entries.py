@@ -27,6 +27,8 @@ from triplan.sku.facts import cached_property, fact
 
 #: Blocks of one row at most, as each finishing program of a split merges them all at once. Untuned.
 MOST_BLOCKS = 4096
+#: Partial results of several rows at most that a program of a split merges at once. Untuned.
+MOST_MERGED = 16384
 #: Elements of a row at most where threads hold them as they are read; elements of each thread, two to a register, and
 #: its registers at most.
 MOST_NARROW = 32768
@@ -176,7 +178,8 @@ class Entry(ABC):
         is None. By default of ``programs`` programs of ``tile``. ``registers``: a thread's at most; ``fuses``: see
         Launch."""
         tile = tile or self.tile
-        given = {"blocks": Int(self.rows.groups(tile.rows)), **self.given, **(args or {})}
+        groups = Int(self.rows.groups(tile.rows))
+        given = {"blocks": groups, "groups": groups, **self.given, **(args or {})}
         own = {"COMPUTE": TL[self.compute], "ROWS": tile.rows, "BLOCK": tile.block}
         known = {**own, **self.constants(), **constants}
         taken = {name: given.get(name) for name in which.arg_names if not name.isupper()}
@@ -309,23 +312,30 @@ class SplitRows(Entry):
         size = padded_bytes(count * self.compute.itemsize)
         return super().arrays() | dict.fromkeys(self.partials(), size)
 
+    def grid(self, tile: Tile, blocks: int) -> int:
+        """Programs, of a tile each, for ``blocks`` blocks of every row."""
+        return self.rows.outer * self.rows.groups(tile.rows) * blocks
+
     def programs(self) -> int:
-        return self.rows.count * max(self.blocks(), self.finish()[1])
+        return max(self.grid(self.tile, self.blocks()), self.grid(*self.finish()))
 
     def supports(self, target: Target) -> Support:
-        if self.blocks() > MOST_BLOCKS:
-            return Support.no(f"rows have {self.blocks()} blocks; at most {MOST_BLOCKS} are merged at once")
+        most = min(MOST_BLOCKS, MOST_MERGED // self.finish()[0].rows)
+        if self.blocks() > most:
+            return Support.no(f"rows have {self.blocks()} blocks; at most {most} are merged at once")
         return super().supports(target)
 
     def reduce_us(self, target: Target) -> float:
         """Microseconds of the first launch."""
-        nbytes = self.rows.sectors() * self.traffic()[0] / self.blocks()
-        return self.reducing_us(self.rows.count * self.blocks(), nbytes, target)
+        tile, blocks = self.tile, self.blocks()
+        nbytes = tile.rows * self.rows.sectors(tile.rows, self.read_first) * self.traffic()[0] / blocks
+        return self.reducing_us(self.grid(tile, blocks), nbytes, target)
 
     def us(self, target: Target) -> float:
-        count, sectors, (first, second), pieces = self.rows.count, self.rows.sectors(), self.traffic(), self.finish()[1]
-        written = waves_us(count * pieces, sectors * second / pieces, target)
-        us = self.reduce_us(target) + written + again_us(count * sectors * first if second else 0)
+        (first, second), (tile, pieces) = self.traffic(), self.finish()
+        nbytes = tile.rows * self.rows.sectors(tile.rows) * second / pieces
+        again = self.rows.count * self.rows.sectors(tile.rows, self.read_first) * first if second else 0
+        us = self.reduce_us(target) + waves_us(self.grid(tile, pieces), nbytes, target) + again_us(again)
         return us - LAUNCH_US + OVERLAPPED_LAUNCH_US if self.overlaps else us
 
     def arguments(self) -> dict[str, Arg]:
@@ -333,9 +343,30 @@ class SplitRows(Entry):
 
     def reduce(self) -> Launch:
         """The first launch."""
-        return self.launch(self.pairs[self.backward][0], self.rows.count * self.blocks())
+        return self.launch(self.pairs[self.backward][0], self.grid(self.tile, self.blocks()))
 
     def main(self) -> list[Launch]:
-        (tile, pieces), finish = self.finish(), self.pairs[self.backward][1]
-        written = self.launch(finish, self.rows.count * pieces, tile, BLOCKS=ceil_power(self.blocks()))
-        return [self.reduce(), written]
+        tile, pieces = self.finish()
+        # (Left alone, ptxas may spill a few registers of a tile of several rows to fit another program.)
+        most = registers_for(tile, 1) if tile.rows > 1 else 0
+        finish, blocks = self.pairs[self.backward][1], ceil_power(self.blocks())
+        return [self.reduce(), self.launch(finish, self.grid(tile, pieces), tile, registers=most, BLOCKS=blocks)]
+
+
+class TurnedSplit(SplitRows):
+    """A split whose programs have blocks of several rows where neighbouring rows are adjacent in memory in some
+    operands: they move whole sectors, and turn the block between their threads."""
+
+    def find_tile(self) -> Tile:
+        return self.turned(self.read_first, False)
+
+    def turned(self, operands: Sequence[Operand], writes: bool) -> Tile:
+        found = self.rows.turned_tile(operands, writes)
+        return found or self.rows.lone_tile(operands, len(self.read_first))
+
+    def finish(self) -> tuple[Tile, int]:
+        tile = self.turned(self.rows.operands, True)
+        return tile, max(-(-self.rows.n // tile.block), 1)
+
+    def arguments(self) -> dict[str, Arg]:
+        return super().arguments() | self.rows.sizes(turned=True)

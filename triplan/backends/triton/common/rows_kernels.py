@@ -147,25 +147,30 @@ def merge_softmax(tops, totals, axis: tl.constexpr, keep_dims: tl.constexpr):
 
 
 @jit
-def store_softmax_part(v, tops, totals):
-    """top = max(v), total = sum(exp(v - top)) of this program's block ``v``, for ``merge_softmax_parts``."""
-    top = tl.max(v, 0)
-    tl.store(tops + tl.program_id(0), top)
-    tl.store(totals + tl.program_id(0), tl.sum(exponential(v - finite_shift(top)), 0))
+def store_softmax_part(v, tops, totals, part, inside):
+    """top = max(v), total = sum(exp(v - top)) along the last axis of a block ``v``, for ``merge_softmax_parts``.
+
+    ``part``: the number of each partial result; ``inside``: which are stored.
+    """
+    top = tl.max(v, len(v.shape) - 1, keep_dims=True)
+    total = tl.sum(exponential(v - finite_shift(top)), len(v.shape) - 1, keep_dims=True)
+    tl.store(tops + part, top, mask=inside)
+    tl.store(totals + part, total, mask=inside)
 
 
 @jit
-def merge_softmax_parts(tops, totals, row, blocks, BLOCKS: tl.constexpr):
-    """(top, total) of row number ``row``: top = max(tops), total = sum(totals * exp(tops - top)).
+def merge_softmax_parts(tops, totals, row, inside, blocks, BLOCKS: tl.constexpr):
+    """(top, total) of each ``row``: top = max(tops), total = sum(totals * exp(tops - top)).
 
-    tops, totals: [rows, blocks], maximum and sum of exp(x - maximum) of each block of a row; BLOCKS >= blocks.
+    tops, totals: [rows, blocks], maximum and sum of exp(x - maximum) of each block of a row; BLOCKS >= blocks. ``row``:
+    row numbers, their last axis of 1; ``inside``: which of them there are.
     """
     part = tl.arange(0, BLOCKS)
-    known = part < blocks
-    first = row.to(tl.int64) * blocks
-    part_tops = tl.load(tops + first + part, mask=known, other=-float("inf"))
-    part_totals = tl.load(totals + first + part, mask=known, other=0.0)
-    return merge_softmax(part_tops, part_totals, 0, False)
+    known = (part < blocks) & inside
+    part = row.to(tl.int64) * blocks + part
+    part_tops = tl.load(tops + part, mask=known, other=-float("inf"))
+    part_totals = tl.load(totals + part, mask=known, other=0.0)
+    return merge_softmax(part_tops, part_totals, len(known.shape) - 1, True)
 
 
 @jit

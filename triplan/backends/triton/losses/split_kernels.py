@@ -62,7 +62,7 @@ def cross_entropy_partial_kernel(
     live = kept & (col < n)
     v = tl.load(x_at + axis_offset(col, x_strides[2]), mask=live, other=-float("inf"), eviction_policy="evict_last")
     v = v.to(COMPUTE)
-    store_softmax_part(v, tops, totals)
+    store_softmax_part(v, tops, totals, tl.program_id(0) + tl.arange(0, 1), row >= 0)
     if SMOOTH:
         target_logit = tl.load(x_at + axis_offset(label, x_strides[2]), mask=kept, other=0.0).to(COMPUTE)
         tl.store(
@@ -122,7 +122,7 @@ def cross_entropy_finish_kernel(
         row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
         block = 0
     label, kept = load_targets(target, row, row >= 0, n, ignore, status, CLAMP)
-    top, total = merge_softmax_parts(tops, totals, row, blocks, BLOCKS)
+    top, total = merge_softmax_parts(tops, totals, row, row >= 0, blocks, BLOCKS)
     weighted = 0.0
     if SMOOTH:
         part = tl.arange(0, BLOCKS)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from triplan.backends.triton.common.rows_entries import SplitRows
+from triplan.backends.triton.common.rows_entries import TurnedSplit
 from triplan.backends.triton.softmax import split_kernels as kernels
 from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
 
 
-class SoftmaxSplit(SplitRows, SoftmaxEntry, ops=OPS):
-    priority = 1
+class SoftmaxSplit(TurnedSplit, SoftmaxEntry, ops=OPS):
+    priority, version = 1, 3
     pairs = (
         (kernels.softmax_partial_kernel, kernels.softmax_finish_kernel),
         (kernels.softmax_backward_partial_kernel, kernels.softmax_backward_finish_kernel),

@@ -1,9 +1,12 @@
 """softmax, log_softmax and their backward, entry ``split``: each row divided among ``blocks`` programs.
 
 Two launches: the ``partial`` kernel reduces each block of a row, the ``finish`` kernel merges the partial results of
-the row and writes a block of the output. Every program merges them in the same order, so all get the same bits.
+the row and writes a block of the output. Every program merges them in the same order, so all get the same bits. Where
+neighbouring rows are adjacent in an operand, a program has a block of ROWS neighbours: it moves whole sectors, and
+turns the tile between its threads.
 
-Operands of shape [outer, lanes, n] and their strides: see ``common/rows_kernels``. Partial results are [rows, blocks].
+Operands of shape [outer, lanes, n] and their strides: see ``common/rows_kernels``; ``groups``: groups of ROWS lanes at
+one outer point. Partial results are [rows, blocks].
 The maximum ignores NaN, as the hardware's does. A NaN then enters the sum, and through it every element of its row.
 The first launch loads with ``evict_last``, to keep the rows in the cache for the second, which loads with
 ``evict_first``.
@@ -16,9 +19,9 @@ import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import (
-    axis_offset,
+    element_pointers,
+    group_lanes,
     merge_softmax_parts,
-    row_pointers,
     store_softmax_part,
 )
 from triplan.backends.triton.softmax.shared_kernels import gradient_of, gradient_term, softmax_of
@@ -34,20 +37,23 @@ def softmax_partial_kernel(
     lanes,
     n,
     blocks,
+    groups,
     COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """tops = max(x), totals = sum(exp(x - max(x))) of one block of one row.
+    """tops = max(x), totals = sum(exp(x - max(x))) of one block of ROWS rows.
 
     x: [outer, lanes, n] of f16, bf16, f32 or f64; tops, totals: [rows, blocks] of COMPUTE.
     """
-    row = tl.program_id(0) // blocks
     block = tl.program_id(0) % blocks
-    col = block * BLOCK + tl.arange(0, BLOCK)
-    at = row_pointers(x, x_strides, row // lanes, sizes, row % lanes)
-    v = tl.load(at + axis_offset(col, x_strides[2]), mask=col < n, other=-float("inf"), eviction_policy="evict_last")
-    v = v.to(COMPUTE)
-    store_softmax_part(v, tops, totals)
+    outer, lane = group_lanes(tl.program_id(0) // blocks, groups, lanes, sizes, ROWS)
+    inside = lane < lanes
+    col = block * BLOCK + tl.arange(0, BLOCK)[None, :]
+    at = element_pointers(x, x_strides, outer, sizes, lane, col)
+    v = tl.load(at, mask=inside & (col < n), other=-float("inf"), eviction_policy="evict_last").to(COMPUTE)
+    row = outer.to(tl.int64) * lanes + lane
+    store_softmax_part(v, tops, totals, row * blocks + block, inside)
 
 
 @jit
@@ -62,25 +68,28 @@ def softmax_finish_kernel(
     lanes,
     n,
     blocks,
+    pieces,
+    groups,
     LOG: tl.constexpr,
     COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """out = exp(x - top) / total for one block of one row; with LOG, its logarithm; top and total are the row's.
+    """out = exp(x - top) / total for one of ``pieces`` blocks of ROWS rows; with LOG, its logarithm; top and total are
+    a row's.
 
     x, out: [outer, lanes, n] of f16, bf16, f32 or f64; tops, totals: [rows, blocks] of COMPUTE; BLOCKS >= blocks.
     """
-    row = tl.program_id(0) // blocks
-    block = tl.program_id(0) % blocks
-    top, total = merge_softmax_parts(tops, totals, row, blocks, BLOCKS)
-    col = block * BLOCK + tl.arange(0, BLOCK)
-    live = col < n
-    at = row_pointers(x, x_strides, row // lanes, sizes, row % lanes)
-    to = row_pointers(out, out_strides, row // lanes, sizes, row % lanes)
-    v = tl.load(at + axis_offset(col, x_strides[2]), mask=live, other=0.0, eviction_policy="evict_first").to(COMPUTE)
+    outer, lane = group_lanes(tl.program_id(0) // pieces, groups, lanes, sizes, ROWS)
+    inside = lane < lanes
+    top, total = merge_softmax_parts(tops, totals, outer.to(tl.int64) * lanes + lane, inside, blocks, BLOCKS)
+    col = (tl.program_id(0) % pieces) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    live = inside & (col < n)
+    at = element_pointers(x, x_strides, outer, sizes, lane, col)
+    v = tl.load(at, mask=live, other=0.0, eviction_policy="evict_first").to(COMPUTE)
     y = softmax_of(v, top, total, LOG)
-    tl.store(to + axis_offset(col, out_strides[2]), y.to(out.dtype.element_ty), mask=live)
+    tl.store(element_pointers(out, out_strides, outer, sizes, lane, col), y.to(out.dtype.element_ty), mask=live)
 
 
 @jit
@@ -94,27 +103,30 @@ def softmax_backward_partial_kernel(
     lanes,
     n,
     blocks,
+    groups,
     LOG: tl.constexpr,
     COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """totals = sum(dout * out) of one block of one row; with LOG, sum(dout).
+    """totals = sum(dout * out) of one block of ROWS rows; with LOG, sum(dout).
 
     dout, out: [outer, lanes, n] of f16, bf16, f32 or f64; totals: [rows, blocks] of COMPUTE.
     """
-    row = tl.program_id(0) // blocks
-    col = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
-    live = col < n
-    dout_at = row_pointers(dout, dout_strides, row // lanes, sizes, row % lanes)
-    dy = tl.load(dout_at + axis_offset(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_last").to(
-        COMPUTE
-    )
+    block = tl.program_id(0) % blocks
+    outer, lane = group_lanes(tl.program_id(0) // blocks, groups, lanes, sizes, ROWS)
+    inside = lane < lanes
+    col = block * BLOCK + tl.arange(0, BLOCK)[None, :]
+    live = inside & (col < n)
+    at = element_pointers(dout, dout_strides, outer, sizes, lane, col)
+    dy = tl.load(at, mask=live, other=0.0, eviction_policy="evict_last").to(COMPUTE)
     y = dy
     if not LOG:
-        out_at = row_pointers(out, out_strides, row // lanes, sizes, row % lanes)
-        y = tl.load(out_at + axis_offset(col, out_strides[2]), mask=live, other=0.0, eviction_policy="evict_last")
-        y = y.to(COMPUTE)
-    tl.store(totals + tl.program_id(0), tl.sum(gradient_term(dy, y, LOG), 0))
+        at = element_pointers(out, out_strides, outer, sizes, lane, col)
+        y = tl.load(at, mask=live, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+    total = tl.sum(gradient_term(dy, y, LOG), 1, keep_dims=True)
+    row = outer.to(tl.int64) * lanes + lane
+    tl.store(totals + row * blocks + block, total, mask=inside)
 
 
 @jit
@@ -130,25 +142,30 @@ def softmax_backward_finish_kernel(
     lanes,
     n,
     blocks,
+    pieces,
+    groups,
     LOG: tl.constexpr,
     COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """dx = out * (dout - total) for one block of one row; with LOG, dx = dout - exp(out) * total; total is the row's.
+    """dx = out * (dout - total) for one of ``pieces`` blocks of ROWS rows; with LOG, dx = dout - exp(out) * total;
+    total is a row's.
 
     dout, out, dx: [outer, lanes, n] of f16, bf16, f32 or f64; totals: [rows, blocks] of COMPUTE; BLOCKS >= blocks.
     """
-    row = tl.program_id(0) // blocks
-    part = tl.arange(0, BLOCKS)
-    first = row.to(tl.int64) * blocks
-    total = tl.sum(tl.load(totals + first + part, mask=part < blocks, other=0.0), 0)
-    col = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
-    live = col < n
-    dout_at = row_pointers(dout, dout_strides, row // lanes, sizes, row % lanes)
-    out_at = row_pointers(out, out_strides, row // lanes, sizes, row % lanes)
-    to = row_pointers(dx, dx_strides, row // lanes, sizes, row % lanes)
-    dy = tl.load(dout_at + axis_offset(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
-    y = tl.load(out_at + axis_offset(col, out_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
-    g = gradient_of(dy.to(COMPUTE), y.to(COMPUTE), total, LOG)
-    tl.store(to + axis_offset(col, dx_strides[2]), g.to(dx.dtype.element_ty), mask=live)
+    outer, lane = group_lanes(tl.program_id(0) // pieces, groups, lanes, sizes, ROWS)
+    inside = lane < lanes
+    part = tl.arange(0, BLOCKS)[None, :]
+    first = (outer.to(tl.int64) * lanes + lane) * blocks
+    total = tl.load(totals + first + part, mask=inside & (part < blocks), other=0.0)
+    total = tl.sum(total, 1, keep_dims=True)
+    col = (tl.program_id(0) % pieces) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    live = inside & (col < n)
+    at = element_pointers(dout, dout_strides, outer, sizes, lane, col)
+    dy = tl.load(at, mask=live, other=0.0, eviction_policy="evict_first").to(COMPUTE)
+    at = element_pointers(out, out_strides, outer, sizes, lane, col)
+    y = tl.load(at, mask=live, other=0.0, eviction_policy="evict_first").to(COMPUTE)
+    to = element_pointers(dx, dx_strides, outer, sizes, lane, col)
+    tl.store(to, gradient_of(dy, y, total, LOG).to(dx.dtype.element_ty), mask=live)
