@@ -190,6 +190,26 @@ def test_elements_have_the_same_bits_beside_any_rows(where: str, op: str) -> Non
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
+@pytest.mark.parametrize(("shape", "element"), [((300, 65), "f32"), ((3, 8193), "bf16"), ((2, 64), "f16")])
+@pytest.mark.parametrize("where", WHERE)
+def test_gradients_of_rows_that_begin_anywhere(where: str, shape: tuple[int, int], element: str) -> None:
+    """All rows are filled as one, from the first multiple of 16 bytes before them: nothing else is written."""
+    (rows, n), dtype, device = shape, tp.ElementKind(element).torch, target(where).device_type
+    store = torch.full((rows * n + 40,), 7.0, dtype=dtype, device=device)
+    dx = store[17 : 17 + rows * n].view(rows, n)
+    label = torch.randint(0, n, (rows,), generator=torch.Generator().manual_seed(0)).to(device)
+    label[0], label[-1] = 0, n - 1
+    dloss = torch.arange(1.0, rows + 1, dtype=torch.float32, device=device)
+    args = tp.NllLossBackwardArgs(dloss=dloss, target=label, dx=dx)
+    plan = tp.plan(tp.NllLossBackwardDescriptor.from_args(args, reduction="none"), target=target(where))
+    assert "flat" in plan.launches[-1].kernel.__name__
+    run(plan, args)
+    wanted = torch.zeros(rows, n, device=device).scatter_(1, label[:, None], -dloss[:, None])
+    assert torch.equal(dx, wanted.to(dtype))
+    assert (store[:17] == 7).all()
+    assert (store[17 + rows * n :] == 7).all()
+
+
 @pytest.mark.parametrize(("element", "factor"), [("f32", 2.0), ("bf16", 1.0), ("bf16", -0.5)])
 @pytest.mark.parametrize("where", WHERE)
 def test_padded_gradients_are_scaled(where: str, element: str, factor: float) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common import bounds
+from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.losses import blocks_kernels as kernels
 from triplan.backends.triton.losses.shared import LossEntry
@@ -13,6 +15,8 @@ from triplan.sku import ElementKind, PrecisionGuarantee
 
 #: Elements of a row at most that a program holds whole, of several rows where they are shorter. Untuned.
 MOST = 4096
+#: Elements of a program, and its warps, where rows begin between two vectors; and the shortest such rows. Untuned.
+FLAT_BLOCK, FLAT_WARPS, FLAT_FROM = 8192, 8, 64
 
 
 class LossBlocks(LossEntry):
@@ -53,8 +57,20 @@ class CrossEntropyBlocks(LossBlocks, ops=CrossEntropyBackwardDescriptor.ops()):
 
 
 class NllLossBlocks(LossBlocks, ops=NllLossBackwardDescriptor.ops()):
-    which, elementwise = (None, kernels.nll_loss_backward_kernel), True
+    elementwise = True
     roundings = (8, 0)  # products
 
     def find_tile(self) -> Tile:
+        if self.flat():
+            return Tile(ceil_power(FLAT_BLOCK // self.rows.n + 2), FLAT_BLOCK, FLAT_WARPS)
         return self.rows.whole_tile(MOST) or self.block_tile()
+
+    def flat(self) -> bool:
+        """Whether all rows are filled as one, because vectors do not begin where rows do."""
+        return self.rows.operands[0].layout.packed and self.rows.begins_anywhere(self.rows.n, FLAT_FROM)
+
+    def programs(self) -> int:
+        return -(-(self.rows.count * self.rows.n + 16) // FLAT_BLOCK) if self.flat() else super().programs()
+
+    def main(self) -> list[Launch]:
+        return [self.launch(kernels.nll_loss_backward_flat_kernel if self.flat() else kernels.nll_loss_backward_kernel)]

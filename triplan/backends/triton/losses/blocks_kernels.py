@@ -117,3 +117,53 @@ def nll_loss_backward_kernel(
     d = tl.where((col == label) & kept, -g, 0.0)
     to = element_pointers(dx, dx_strides, outer, sizes, lane, col)
     tl.store(to, d.to(dx.dtype.element_ty), mask=live & (col < n))
+
+
+@jit
+def nll_loss_backward_flat_kernel(
+    dloss,
+    target,
+    dx,
+    weight,
+    share,
+    counts,
+    status,
+    rows,
+    n,
+    ignore,
+    parts,
+    MEAN: tl.constexpr,
+    EACH: tl.constexpr,
+    CLAMP: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """dx = -dloss * share * weight[target] at the target of each row, else 0, for rows that begin between two vectors.
+
+    dx: [rows, n] of f16, bf16, f32 or f64, packed; the rest as in ``nll_loss_backward_kernel``. A program fills BLOCK
+    elements from a multiple of 16 bytes on, in which at most ROWS rows lie, with zeros by vectors, and then writes the
+    targets' elements.
+    """
+    size: tl.constexpr = dx.dtype.element_ty.primitive_bitwidth // 8
+    before = dx.to(tl.int64) % 16 // size
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    start = first - before
+    numel = rows * n
+    element = first + tl.arange(0, BLOCK)
+    to = tl.multiple_of(dx - before, 16) + element
+    zeros = tl.zeros((BLOCK,), dx.dtype.element_ty)
+    if (start >= 0) & (start + BLOCK <= numel):
+        tl.store(to, zeros)
+    else:
+        tl.store(to, zeros, mask=(element >= before) & (element < numel + before))
+    tl.debug_barrier()  # past it, the zeros are written
+    row = tl.maximum(start, 0) // n + tl.arange(0, ROWS)
+    live = row < rows
+    label, kept = load_targets(target, row, live, n, ignore, status, CLAMP)
+    scale = row_share(share, counts, parts, target, n, ignore, label, kept, MEAN, CLAMP, COMPUTE, PARTS)
+    g = scale * class_value(weight, label, kept, COMPUTE)
+    g = g * load_dloss(dloss, row, live, EACH, COMPUTE)
+    place = row * n + label
+    tl.store(dx + place, (-g).to(dx.dtype.element_ty), mask=kept & (place >= start) & (place < start + BLOCK))

@@ -10,24 +10,26 @@ from triplan.backends.runtime.jit import jit
 
 @jit
 def scale_gradient_kernel(
-    dloss, unscaled, dx, numel, IN_PLACE: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr
+    dloss, unscaled, dx, numel, tiles, IN_PLACE: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr
 ):
     """dx = dloss * unscaled.
 
-    unscaled, dx: [numel] of f16, bf16, f32 or f64; dloss: [1]. A program walks over blocks of BLOCK elements.
+    unscaled, dx: [numel] of f16, bf16, f32 or f64; dloss: [1]. A program walks over ``tiles`` blocks of BLOCK elements.
 
     With IN_PLACE (dx is unscaled) and a factor of 1 there is nothing to do. There are few programs of many blocks each,
-    because few programs then end sooner than many.
+    because few programs then end sooner than many. Whole blocks have no mask: one would end between two vectors.
     """
     factor = tl.load(dloss).to(COMPUTE)
-    start = tl.program_id(0).to(tl.int64) * BLOCK
-    step = tl.num_programs(0).to(tl.int64) * BLOCK
-    last = numel.to(tl.int64)
+    last = tiles
     if IN_PLACE:
         if factor == 1.0:
-            last = start
-    while start < last:
+            last = tiles * 0
+    for tile in range(tl.program_id(0), last, tl.num_programs(0)):
+        start = (tl.zeros((), tl.int64) + tile) * BLOCK
         at = start + tl.arange(0, BLOCK)
-        v = tl.load(unscaled + at, mask=at < numel, other=0.0).to(COMPUTE)
-        tl.store(dx + at, (v * factor).to(dx.dtype.element_ty), mask=at < numel)
-        start += step
+        if start + BLOCK <= numel:
+            v = tl.load(unscaled + at).to(COMPUTE)
+            tl.store(dx + at, (v * factor).to(dx.dtype.element_ty))
+        else:
+            v = tl.load(unscaled + at, mask=at < numel, other=0.0).to(COMPUTE)
+            tl.store(dx + at, (v * factor).to(dx.dtype.element_ty), mask=at < numel)
