@@ -53,7 +53,7 @@ def test_every_axis_element_and_layout_interpreted(op: str, entry: str) -> None:
 
 @NO_WARNINGS
 @pytest.mark.parametrize("adjacent", ["all", "first", "last"])
-@pytest.mark.parametrize("op", [op for op in OPS if "softmax" in op])
+@pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("where", WHERE)
 def test_blocks_of_adjacent_rows(where: str, op: str, adjacent: str) -> None:
     """Neighbouring rows are adjacent in some operands: a program of ``split`` has a block of several, which it turns

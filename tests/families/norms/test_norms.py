@@ -89,7 +89,7 @@ def test_the_mean_of_16_bit_rows_is_exact_to_f32(
 
 
 @pytest.mark.parametrize("op", ["rms_norm", "layer_norm", "l2_norm"])
-@pytest.mark.parametrize(("where", "kernel"), [p for p in PLACES[1:] if "split" not in str(p.id)])
+@pytest.mark.parametrize(("where", "kernel"), PLACES[1:])
 def test_norms_of_adjacent_rows(where: str, kernel: str, op: str) -> None:
     """Rows that are the columns of a matrix: each has gaps, while neighbours are adjacent."""
     desc = build(op, (70, 40))

@@ -21,11 +21,9 @@ from triplan.descriptors.fields import AxisField
 #: a thread 32 are the best, or nearly, for rows of 65 to 2049: cross_entropy of 300,000 x 65 bf16 takes 52 us, and with
 #: four warps 151.
 UNALIGNED_BYTES, FEW_WARPS_FROM = 128, 128
-#: Elements of a tile of adjacent rows that ``split`` turns, and of one of its warps. Tiles that are written have TURNED
-#: times as many rows: the longer their pieces, the better (softmax of 22826 x 16383 bf16, results transposed, takes
-#: 1.07 ms on an H100; by TURNED of 2 and 1, 1.21 and 1.41). Rows of more than LONG bytes have many blocks, and so come
-#: by half as many. Fewer neighbours than FEWEST are divided one by one.
-TURNED_TILE, TURNED_WARP, TURNED, LONG, FEWEST = 8192, 1024, 4, 1 << 15, 8
+#: Registers of a tile of adjacent rows that ``split`` turns, and of one of its warps. Rows of more than LONG bytes have
+#: many blocks, and so are read by half as many. Fewer neighbours than FEWEST are divided one by one.
+TURNED_TILE, TURNED_WARP, LONG, FEWEST = 8192, 1024, 1 << 14, 8
 #: Programs that keep a card busy: if there are as many, each has several rows. Untuned.
 ENOUGH = 128
 #: The annotation of a field that names the axis of the rows.
@@ -175,14 +173,16 @@ class Rows:
         rows = max(held // size // block, 1)
         return Tile(rows, block, warps_for(rows * block, size))
 
-    def turned_tile(self, operands: Sequence[Operand], writes: bool) -> Tile | None:
-        """The tile of a block of several rows where neighbouring rows are adjacent in some of ``operands``."""
+    def turned_tile(self, operands: Sequence[Operand], times: int, held: int) -> Tile | None:
+        """The tile of a block of several rows, ``held`` of ``operands`` at a time, where neighbouring rows are adjacent
+        in some of these; of ``times`` as many as are read."""
         if self.unit or self.lanes < FEWEST or not any(map(self._is_adjacent, operands)):
             return None
-        rows = self.neighbours * (TURNED if writes else 1) // (1 if self.n * self.element.itemsize <= LONG else 2)
-        rows = min(rows, ceil_power(self.lanes))
-        block = min(TURNED_TILE // rows, ceil_power(self.n))
-        return Tile(rows, block, max(rows * block // TURNED_WARP, 1))
+        halves = times == 1 and self.n * self.element.itemsize > LONG
+        rows = min(self.neighbours * times // (2 if halves else 1), ceil_power(self.lanes))
+        wide = held * self.element.compute.itemsize // 4  # registers of an element
+        block = min(TURNED_TILE // wide // rows, ceil_power(self.n))
+        return Tile(rows, block, max(rows * block * wide // TURNED_WARP, 1))
 
     def lone_tile(self, operands: Sequence[Operand], held: int) -> Tile:
         """The tile that holds one block of one row of any length, of ``held`` of ``operands`` at a time."""

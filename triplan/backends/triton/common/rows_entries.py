@@ -28,7 +28,10 @@ from triplan.sku.facts import cached_property, fact
 #: Blocks of one row at most, as each finishing program of a split merges them all at once. Untuned.
 MOST_BLOCKS = 4096
 #: Partial results of several rows at most that a program of a split merges at once. Untuned.
-MOST_MERGED = 16384
+MOST_MERGED = 4096
+#: How many times as many rows are written as read: the longer their pieces, the better (softmax of 22826 x 16383 bf16,
+#: results transposed, takes 1.07 ms on an H100; with 2 and 1 times, 1.21 and 1.41).
+WRITTEN = (4, 2)
 #: Elements of a row at most where threads hold them as they are read; elements of each thread, two to a register, and
 #: its registers at most.
 MOST_NARROW = 32768
@@ -320,9 +323,8 @@ class SplitRows(Entry):
         return max(self.grid(self.tile, self.blocks()), self.grid(*self.finish()))
 
     def supports(self, target: Target) -> Support:
-        most = min(MOST_BLOCKS, MOST_MERGED // self.finish()[0].rows)
-        if self.blocks() > most:
-            return Support.no(f"rows have {self.blocks()} blocks; at most {most} are merged at once")
+        if self.blocks() > MOST_BLOCKS:
+            return Support.no(f"rows have {self.blocks()} blocks; at most {MOST_BLOCKS} are merged at once")
         return super().supports(target)
 
     def reduce_us(self, target: Target) -> float:
@@ -357,16 +359,25 @@ class TurnedSplit(SplitRows):
     """A split whose programs have blocks of several rows where neighbouring rows are adjacent in memory in some
     operands: they move whole sectors, and turn the block between their threads."""
 
-    def find_tile(self) -> Tile:
-        return self.turned(self.read_first, False)
+    def held(self) -> int:
+        """Operands that a program holds at a time."""
+        return 1
 
-    def turned(self, operands: Sequence[Operand], writes: bool) -> Tile:
-        found = self.rows.turned_tile(operands, writes)
-        return found or self.rows.lone_tile(operands, len(self.read_first))
+    @cached_property
+    def tiles(self) -> tuple[Tile, Tile]:
+        """What a program of either launch holds: of one row where those of several would merge too much."""
+        r, read = self.rows, self.read_first
+        alone = (r.lone_tile(read, len(read)), r.lone_tile(r.operands, len(read)))
+        first = r.turned_tile(read, 1, self.held()) or alone[0]
+        merged = ceil_power(-(-r.n // first.block))
+        found = (r.turned_tile(r.operands, times, self.held()) or alone[1] for times in WRITTEN)
+        return next(((first, tile) for tile in found if tile.rows * merged <= MOST_MERGED), alone)
+
+    def find_tile(self) -> Tile:
+        return self.tiles[0]
 
     def finish(self) -> tuple[Tile, int]:
-        tile = self.turned(self.rows.operands, True)
-        return tile, max(-(-self.rows.n // tile.block), 1)
+        return self.tiles[1], max(-(-self.rows.n // self.tiles[1].block), 1)
 
     def arguments(self) -> dict[str, Arg]:
         return super().arguments() | self.rows.sizes(turned=True)

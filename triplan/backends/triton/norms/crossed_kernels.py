@@ -124,7 +124,7 @@ def norm_crossed_kernel(
         v = load_input(at, x_strides, residual_at, residual_strides, col, live, COMPUTE, "evict_first")
         store_output(
             v.to(COMPUTE), to, out, summed, weight, bias, out_strides, summed_strides, sizes, outer, lane, col, live,
-            centre, correction, scale, CENTRED, OFFSET,
+            col < n, centre, correction, scale, CENTRED, OFFSET,
         )  # fmt: skip
 
 

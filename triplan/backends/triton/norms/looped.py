@@ -17,11 +17,12 @@ from triplan.sku import ElementKind, Target
 #: The kernels of one row a program, and of several; forward and backward.
 LOOPED = (looped_kernels.norm_looped_kernel, looped_kernels.norm_backward_looped_kernel)
 CROSSED = (crossed_kernels.norm_crossed_kernel, crossed_kernels.norm_backward_crossed_kernel)
-#: Microseconds of the loops themselves; elements a microsecond where no vectors are loaded, forward and backward.
-LOOP_US = 0.3
-SINGLE_PER_US = (3e5, 4.2e5)
+#: Microseconds of the loops themselves; elements a microsecond where no vectors are loaded, of rows of up to LONG
+#: elements and of longer ones, forward and backward.
+LOOP_US, LONG = 0.45, 1 << 15
+SINGLE_PER_US = ((3e5, 3e5), (3e5, 1.5e5))
 #: Bytes of tiles of several rows that are read twice in a microsecond, forward and backward.
-CROSSED_BYTES_PER_US = (6e5, 4e5)
+CROSSED_BYTES_PER_US = (6e5, 1e5)
 
 
 class NormLooped(LoopedRows, NormEntry, ops=OPS):
@@ -44,7 +45,7 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
             held = self.programs() * tile.rows * -(-r.n // tile.block) * tile.block * self.element.itemsize
             us = max(super().us(target), held / CROSSED_BYTES_PER_US[self.backward])
         else:
-            us = max(super().us(target) + LOOP_US, self.single_us(SINGLE_PER_US[self.backward]))
+            us = max(super().us(target) + LOOP_US, self.single_us(SINGLE_PER_US[r.n > LONG][self.backward]))
         return us + (self.accumulate_us(target) if self.gradients else 0.0)
 
     def partials_tile(self) -> Tile:

@@ -183,9 +183,10 @@ def norm_looped_kernel(
         )
         for u in tl.static_range(UNROLL):
             col = first + u * BLOCK + tl.arange(0, BLOCK)
+            live = column_mask(col, n, FULL)
             store_output(
                 loaded[u].to(COMPUTE), to, out, summed, weight, bias, out_strides, summed_strides, sizes, outer, lane,
-                col, column_mask(col, n, FULL), centre, correction, scale, CENTRED, OFFSET,
+                col, live, live, centre, correction, scale, CENTRED, OFFSET,
             )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ Backward, programs stay for several groups of rows, and accumulate the gradients
 
 from __future__ import annotations
 
-from triplan.backends.runtime.launch import Launch
+from triplan.backends.runtime.launch import Arg, Launch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.rows_entries import WholeRows
 from triplan.backends.triton.common.tiles import Tile, registers_for, waves_us
@@ -15,6 +15,8 @@ from triplan.sku import ElementKind, Target
 
 #: Elements of a row from which on forward programs of 16-bit elements have fewer warps: these wait less for each other.
 LONG = 8192
+#: Elements of a tile backward where each has an address of its own: 16 warps, as few loads of each are on their way.
+GAPPED = 4096
 #: Elements a microsecond backward, bound by instructions, where no vectors are loaded; and microseconds of reducing a
 #: gradient's sums of more than 4 rows through shared memory, between more than 4 warps, at a program's end.
 SINGLE_PER_US = 5e5
@@ -31,6 +33,7 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
     held = (4096, 16384)
     few_warps = (False, False)  # not tuned for norms, which keep a row for a second pass
     own_launches = 1
+    versions = (2, 5)
 
     def find_tile(self) -> Tile | None:
         r, tile, narrow = self.rows, super().find_tile(), self.element.itemsize == 2
@@ -38,6 +41,8 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
             # Weights shared by rows of several warps come through shared memory; with two sums registers run out.
             crowded = self.centred and narrow and (tile.block == 1024 if r.vectors else tile.block > 256)
             rows = max(tile.rows // 2, 1) if r.across or crowded else tile.rows
+            if not (r.unit or r.across or r.crossed):
+                rows = max(GAPPED // tile.block, 1)
             each = 32 * (4 if self.element is ElementKind.F64 else 32 if tile.block > 256 and r.vectors else 8)
             return Tile(rows, tile.block, min(max(rows * tile.block // each, 1), 16))
         if tile is not None and narrow and tile.block >= LONG:
@@ -45,6 +50,9 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         if tile is not None and narrow and self.centred and r.unit and tile.block <= 512:
             return Tile(4096 // tile.block, tile.block, 4)  # converts vectors of weight and bias once for four rows
         return tile
+
+    def arguments(self) -> dict[str, Arg]:
+        return super().arguments() | self.rows.sizes(turned=True)
 
     def partials_tile(self) -> Tile:
         return self.tile

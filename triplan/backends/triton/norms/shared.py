@@ -44,7 +44,7 @@ class NormEntry(Entry):
     desc: NormDescriptor
     late = ("dsummed",)
     program_us = 2.5  # fitted to drawn problems of ``bench anywhere`` on an H100, as the other costs of this family
-    #: ``version`` forward and backward; with gradients of weight or bias it is 4.
+    #: ``version`` forward and backward; with gradients of weight or bias at least 4.
     versions: ClassVar[tuple[int, int]] = (2, 2)
     #: Launches of ``main`` with gradients of weight or bias.
     own_launches: ClassVar[int] = 2
@@ -60,7 +60,7 @@ class NormEntry(Entry):
         self.sums, self.each = self.partial_sums()
         #: The gradients whose partial sums are folded.
         self.folded = self.gradients if self.sums != 1 else []
-        self.version = 4 if self.gradients else self.versions[self.backward]
+        self.version = max(self.versions[self.backward], 4 if self.gradients else 0)
 
     def arguments(self) -> dict[str, Arg]:
         """(A lone partial sum is the gradient itself.)"""

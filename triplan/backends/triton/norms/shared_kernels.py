@@ -151,15 +151,17 @@ def store_output(
     lane,
     col,
     live,
+    live_col,
     centre,
     correction,
     scale,
     CENTRED: tl.constexpr,
     OFFSET: tl.constexpr,
 ):
-    """out = (v - centre - correction) * scale * (weight + OFFSET) + bias, for elements ``col`` of one row.
+    """out = (v - centre - correction) * scale * (weight + OFFSET) + bias, for elements ``col`` of some rows.
 
-    ``v``: the row's elements in COMPUTE, also stored in ``summed`` if that is given; ``at``: where its output begins.
+    ``v``: the rows' elements in COMPUTE, also stored in ``summed`` if that is given; ``at``: where their output begins;
+    ``live_col``: which columns there are.
     """
     if summed is not None:
         sums_to = element_pointers(summed, summed_strides, outer, sizes, lane, col)
@@ -168,7 +170,7 @@ def store_output(
         v = (v - centre) * scale - correction * scale  # the second product and the subtraction are one FMA
     else:
         v = v * scale
-    y = load_affine(v, weight, bias, col, live, OFFSET)
+    y = load_affine(v, weight, bias, col, live_col, OFFSET)
     tl.store(at + axis_offset(col, out_strides[2]), y.to(out.dtype.element_ty), mask=live)
 
 

@@ -3,9 +3,11 @@
 CENTRED, LENGTH, formulas and operands: see ``shared_kernels``; strides: see ``common/rows_kernels``.
 
 Two launches: the first reduces each block of a row, the ``finish`` kernel merges the partial results of the row and
-writes a block of the output. Every program merges them in the same order, so all get the same bits. The first launch of
-the backward is ``norm_parameters_kernel``, which reads both operands anyway. The forward's first launch loads with
-``evict_last``, to keep the rows in the cache for the second, which loads with ``evict_first``.
+writes a block of the output. Every program merges them in the same order, so all get the same bits. Where neighbouring
+rows are adjacent in an operand, a program has a block of ROWS neighbours: it moves whole sectors, and turns the tile
+between its threads. ``groups``: groups of ROWS lanes at one outer point. The first launch of the backward is
+``norm_parameters_kernel``, which reads both operands anyway. The forward's first launch loads with ``evict_last``, to
+keep the rows in the cache for the second, which loads with ``evict_first``.
 """
 
 # mypy: ignore-errors
@@ -15,7 +17,7 @@ import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.overlap import begin
-from triplan.backends.triton.common.rows_kernels import element_pointers, outer_and_lane, row_pointers
+from triplan.backends.triton.common.rows_kernels import element_pointers, group_lanes, outer_and_lane, row_pointers
 from triplan.backends.triton.norms.shared_kernels import (
     load_affine,
     load_input,
@@ -36,6 +38,55 @@ def block_length(block, n, BLOCK: tl.constexpr):
 
 
 @jit
+def placed(group, block, groups, lanes, sizes, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """(outer point, lanes, columns) of block number ``block`` of group number ``group`` of ROWS lanes: [ROWS, 1] and
+    [1, BLOCK]; of one row a scalar and [BLOCK]: the compiler would pass what it holds of a row through shared memory.
+    """
+    col = block * BLOCK + tl.arange(0, BLOCK)
+    if ROWS == 1:
+        outer, lane = outer_and_lane(group.to(tl.int64), sizes, lanes)
+    else:
+        outer, lane = group_lanes(group.to(tl.int64), groups, lanes, sizes, ROWS)
+        col = col[None, :]
+    return outer, lane, col
+
+
+@jit
+def row_number(outer, lane, lanes, sizes):
+    """The number of each row, as ``outer_and_lane`` divides it."""
+    row = lane.to(tl.int64)
+    if sizes is not None:
+        row = outer * lanes + lane
+    return row
+
+
+@jit
+def existing(lane, lanes, ROWS: tl.constexpr):
+    """Which of the rows there are; None for one row, which is there."""
+    inside = None
+    if ROWS > 1:
+        inside = lane < lanes
+    return inside
+
+
+@jit
+def of_existing(inside, live):
+    """``live`` where rows there are."""
+    if inside is not None:
+        live = inside & live
+    return live
+
+
+@jit
+def parts_of_row(BLOCKS: tl.constexpr, ROWS: tl.constexpr):
+    """Numbers of the partial results of each row: [BLOCKS], or of several rows [1, BLOCKS]."""
+    part = tl.arange(0, BLOCKS)
+    if ROWS > 1:
+        part = part[None, :]
+    return part
+
+
+@jit
 def norm_partial_kernel(
     x,
     residual,
@@ -48,38 +99,42 @@ def norm_partial_kernel(
     lanes,
     n,
     blocks,
+    groups,
     CENTRED: tl.constexpr,
     COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """squares = sum(x^2) of one block of one row; with CENTRED, of x - mean(x), and mean(x) = centres + rests.
+    """squares = sum(x^2) of one block of ROWS rows; with CENTRED, of x - mean(x), and mean(x) = centres + rests.
 
     x, residual: [outer, lanes, n]; centres, rests, squares: [rows, blocks] of COMPUTE.
 
     ``rests`` are corrections of the means ``centres``, as ``shared_kernels`` describes.
     """
+    ALONG: tl.constexpr = 1 if ROWS > 1 else 0  # the axis of a row's elements
     begin(OVERLAPS)
-    outer, lane = outer_and_lane((tl.program_id(0) // blocks).to(tl.int64), sizes, lanes)
     block = tl.program_id(0) % blocks
-    col = block * BLOCK + tl.arange(0, BLOCK)
-    live = col < n
+    outer, lane, col = placed(tl.program_id(0) // blocks, block, groups, lanes, sizes, ROWS, BLOCK)
+    inside = existing(lane, lanes, ROWS)
+    live = of_existing(inside, col < n)
     at = row_pointers(x, x_strides, outer, sizes, lane)
     residual_at = optional_row_pointers(residual, residual_strides, outer, sizes, lane)
     v = load_input(at, x_strides, residual_at, residual_strides, col, live, COMPUTE, "evict_last").to(COMPUTE)
+    part = row_number(outer, lane, lanes, sizes) * blocks + block
     if CENTRED:
         count = block_length(block, n, BLOCK).to(COMPUTE)
-        centre = tl.sum(v, 0) / count
+        centre = tl.sum(v, ALONG, keep_dims=ROWS > 1) / count
         v = tl.where(live, v - centre, 0.0)
-        correction, total = two_sums(v, v * v, 0, False)
+        correction, total = two_sums(v, v * v, ALONG, ROWS > 1)
         correction = correction / count
         total -= correction * correction * count
         total = tl.where(total < 0, 0.0, total)
-        tl.store(centres + tl.program_id(0), centre)
-        tl.store(rests + tl.program_id(0), correction)
+        tl.store(centres + part, centre, mask=inside)
+        tl.store(rests + part, correction, mask=inside)
     else:
-        total = tl.sum(v * v, 0)
-    tl.store(squares + tl.program_id(0), total)
+        total = tl.sum(v * v, ALONG, keep_dims=ROWS > 1)
+    tl.store(squares + part, total, mask=inside)
 
 
 @jit
@@ -103,63 +158,73 @@ def norm_finish_kernel(
     lanes,
     n,
     blocks,
+    pieces,
+    groups,
     eps,
     CENTRED: tl.constexpr,
     LENGTH: tl.constexpr,
     OFFSET: tl.constexpr,
     COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PART: tl.constexpr,
     BLOCKS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """out = (x - mean) * scale * (weight + OFFSET) + bias for one block of one row.
+    """out = (x - mean) * scale * (weight + OFFSET) + bias for one of ``pieces`` blocks of ROWS rows.
 
     x, out, residual, summed: [outer, lanes, n]; mean, rstd: [rows]; weight, bias: [n]; centres, rests, squares:
-    [rows, blocks] of COMPUTE; BLOCKS >= blocks.
+    [rows, blocks] of COMPUTE, of blocks of PART elements; BLOCKS >= blocks.
 
     Squares about the means of blocks are moved to the row's mean by Chan, Golub and LeVeque, equation 2.1. The first
     program of a row also stores its statistics.
     """
+    ALONG: tl.constexpr = 1 if ROWS > 1 else 0  # the axis of a row's elements
     begin(OVERLAPS)
-    row = (tl.program_id(0) // blocks).to(tl.int64)
-    outer, lane = outer_and_lane(row, sizes, lanes)
-    block = tl.program_id(0) % blocks
-    part = tl.arange(0, BLOCKS)
-    known = part < blocks
+    piece = tl.program_id(0) % pieces
+    outer, lane, col = placed(tl.program_id(0) // pieces, piece, groups, lanes, sizes, ROWS, BLOCK)
+    inside = existing(lane, lanes, ROWS)
+    live = of_existing(inside, col < n)
+    part = parts_of_row(BLOCKS, ROWS)
+    known = of_existing(inside, part < blocks)
+    row = row_number(outer, lane, lanes, sizes)
     first = row * blocks
     part_squares = tl.load(squares + first + part, mask=known, other=0.0)
     count = n.to(COMPUTE)
     centre = tl.zeros((), COMPUTE)
     correction = tl.zeros((), COMPUTE)
     if CENTRED:
-        part_counts = tl.where(known, block_length(part, n, BLOCK), 0).to(COMPUTE)
+        part_counts = tl.where(known, block_length(part, n, PART), 0).to(COMPUTE)
         part_centres = tl.load(centres + first + part, mask=known, other=0.0)
         # Do not write sum(part_centres * part_counts): ptxas would contract a different product into an FMA in each
         # thread, so that their means would differ by a rounding of the mean's size.
-        last = tl.sum(tl.where(part == blocks - 1, part_centres, 0.0), 0)
-        others = tl.sum(tl.where(part < blocks - 1, part_centres, 0.0), 0)
-        centre = (others * BLOCK + last * block_length(blocks - 1, n, BLOCK).to(COMPUTE)) / count
+        last = tl.sum(tl.where(part == blocks - 1, part_centres, 0.0), ALONG, keep_dims=ROWS > 1)
+        others = tl.sum(tl.where(part < blocks - 1, part_centres, 0.0), ALONG, keep_dims=ROWS > 1)
+        centre = (others * PART + last * block_length(blocks - 1, n, PART).to(COMPUTE)) / count
         off = tl.where(known, (part_centres - centre) + tl.load(rests + first + part, mask=known, other=0.0), 0.0)
-        rest, total = two_sums(part_counts * off, part_squares + part_counts * off * off, 0, False)
+        rest, total = two_sums(part_counts * off, part_squares + part_counts * off * off, ALONG, ROWS > 1)
         correction = rest / count
         total -= rest * correction
         total = tl.where(total < 0, 0.0, total)
     else:
-        total = tl.sum(part_squares, 0)
+        total = tl.sum(part_squares, ALONG, keep_dims=ROWS > 1)
     statistic, scale = statistic_and_scale(total, 1.0 / count, eps, LENGTH)
-    if block == 0:
+    if ROWS > 1:  # (Triton 3.6 fails to compile the branch for some of f64)
+        inside = inside & (piece == 0)
+        tl.store(rstd + row, statistic, mask=inside)
+        if CENTRED:
+            tl.store(mean + row, centre + correction, mask=inside)
+    elif piece == 0:
         tl.store(rstd + row, statistic)
         if CENTRED:
             tl.store(mean + row, centre + correction)
-    col = block * BLOCK + tl.arange(0, BLOCK)
-    live = col < n
     at = row_pointers(x, x_strides, outer, sizes, lane)
     residual_at = optional_row_pointers(residual, residual_strides, outer, sizes, lane)
     v = load_input(at, x_strides, residual_at, residual_strides, col, live, COMPUTE, "evict_first").to(COMPUTE)
     to = row_pointers(out, out_strides, outer, sizes, lane)
     store_output(
-        v, to, out, summed, weight, bias, out_strides, summed_strides, sizes, outer, lane, col, live, centre,
-        correction, scale, CENTRED, OFFSET,
+        v, to, out, summed, weight, bias, out_strides, summed_strides, sizes, outer, lane, col, live, col < n,
+        centre, correction, scale, CENTRED, OFFSET,
     )  # fmt: skip
 
 
@@ -183,44 +248,47 @@ def norm_backward_finish_kernel(
     sizes,
     lanes,
     n,
-    pieces,
     blocks,
+    pieces,
+    groups,
     eps,
     CENTRED: tl.constexpr,
     LENGTH: tl.constexpr,
     OFFSET: tl.constexpr,
     COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """dx = (g - hat * mean(g * hat) - mean(g)) * scale + dsummed for one of ``pieces`` blocks of a row.
+    """dx = (g - hat * mean(g * hat) - mean(g)) * scale + dsummed for one of ``pieces`` blocks of ROWS rows.
 
     dout, x, dx, dsummed: [outer, lanes, n]; mean, rstd: [rows]; weight: [n]; totals, projections: sums of g and of
     g * hat, [rows, blocks] of COMPUTE; BLOCKS >= blocks. See ``shared_kernels`` for the formula.
     """
+    ALONG: tl.constexpr = 1 if ROWS > 1 else 0  # the axis of a row's elements
     begin(OVERLAPS)
-    row = (tl.program_id(0) // pieces).to(tl.int64)
-    outer, lane = outer_and_lane(row, sizes, lanes)
-    part = tl.arange(0, BLOCKS)
-    known = part < blocks
-    statistic = tl.load(rstd + row)
+    outer, lane, col = placed(tl.program_id(0) // pieces, tl.program_id(0) % pieces, groups, lanes, sizes, ROWS, BLOCK)
+    inside = existing(lane, lanes, ROWS)
+    live = of_existing(inside, col < n)
+    part = parts_of_row(BLOCKS, ROWS)
+    known = of_existing(inside, part < blocks)
+    row = row_number(outer, lane, lanes, sizes)
+    statistic = tl.load(rstd + row, mask=inside)
     scale = scale_of_statistic(statistic, eps, LENGTH)
     count = n.to(COMPUTE)
-    total = tl.sum(tl.load(projections + row * blocks + part, mask=known, other=0.0), 0)
+    total = tl.sum(tl.load(projections + row * blocks + part, mask=known, other=0.0), ALONG, keep_dims=ROWS > 1)
     projection = projection_of(total, count, statistic, eps, LENGTH)
-    col = (tl.program_id(0) % pieces) * BLOCK + tl.arange(0, BLOCK)
-    live = col < n
     dout_at = element_pointers(dout, dout_strides, outer, sizes, lane, col)
     x_at = element_pointers(x, x_strides, outer, sizes, lane, col)
     g = tl.load(dout_at, mask=live, other=0.0, eviction_policy="evict_first").to(COMPUTE)
-    g = load_affine(g, weight, None, col, live, OFFSET)
+    g = load_affine(g, weight, None, col, col < n, OFFSET)
     v = tl.load(x_at, mask=live, other=0.0, eviction_policy="evict_first").to(COMPUTE)
     centre = tl.zeros((), COMPUTE)
     g_mean = tl.zeros((), COMPUTE)
     if CENTRED:
-        centre = tl.load(mean + row)
-        g_mean = tl.sum(tl.load(totals + row * blocks + part, mask=known, other=0.0), 0) / count
+        centre = tl.load(mean + row, mask=inside)
+        g_mean = tl.sum(tl.load(totals + row * blocks + part, mask=known, other=0.0), ALONG, keep_dims=ROWS > 1) / count
     to = row_pointers(dx, dx_strides, outer, sizes, lane)
     store_gradient(
         g, (v - centre) * scale, to, dx, dbranch, dsummed, dx_strides, dbranch_strides, dsummed_strides, sizes, outer,
