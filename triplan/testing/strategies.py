@@ -7,6 +7,7 @@ import math
 import struct
 import types
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from hypothesis import assume, strategies as st
@@ -36,6 +37,7 @@ EDGES = (15, 16, 17, 31, 33, 63, 65, 127, 129, 255, 257, 1023, 1025)
 _ATTEMPTS = 12
 
 
+@cache  # Hypothesis validates each strategy once
 def extents(max_extent: int = 1025) -> st.SearchStrategy[int]:
     """Extents of axes: mostly small; some near block sizes, some 1, a few 0."""
     edges = [n for n in EDGES if n <= max_extent]
@@ -43,6 +45,7 @@ def extents(max_extent: int = 1025) -> st.SearchStrategy[int]:
     return st.sampled_from([*small * 4, *edges, *[1] * 6, *[0] * 3])  # repeated values are drawn more often
 
 
+@cache
 def shapes(min_rank: int = 1, max_rank: int = 8, max_extent: int = 1025) -> st.SearchStrategy[tuple[int, ...]]:
     """Shapes, most of rank 1 to 4."""
     usual = st.integers(min_rank, min(max_rank, max(min_rank, 4)))
@@ -52,25 +55,32 @@ def shapes(min_rank: int = 1, max_rank: int = 8, max_extent: int = 1025) -> st.S
 
 def layouts(operand: Operand) -> st.SearchStrategy[Layout]:
     """Promises for ``operand``: packed, packed with less alignment, strided with and without further facts."""
-    itemsize = operand.element.itemsize
-    alignments = st.sampled_from([None, *(a for a in (1, 2, 4, 8, 16, 32) if a >= itemsize)])
-    axes = range(len(operand.shape))
+    return _layouts(operand.element.itemsize, len(operand.shape), operand.is_written)
 
-    @st.composite
-    def strided(draw: st.DrawFn) -> Layout:
-        unit = draw(st.none() | st.sampled_from(axes)) if axes else None
-        zero: Collection[int] = ()
-        if not operand.is_written and draw(st.booleans()):
-            zero = [a for a in axes if a != unit and draw(st.booleans())]
-        multiple = draw(st.sampled_from((1, 1, 8)))
-        if axes and draw(st.booleans()):
-            return Layout.strided(alignment=draw(alignments), order=draw(st.permutations(axes)))
-        return Layout.strided(
-            alignment=draw(alignments), unit_axis=unit, zero_axes=sorted(zero), stride_multiple=multiple
-        )
 
+@cache
+def _layouts(itemsize: int, rank: int, written: bool) -> st.SearchStrategy[Layout]:
     packed = st.just(Layout(alignment=16))
-    return st.one_of(packed, packed, alignments.map(lambda a: Layout(alignment=a)), strided())
+    aligned = _alignments(itemsize).map(lambda a: Layout(alignment=a))
+    return st.one_of(packed, packed, aligned, _strided(itemsize, rank, written))
+
+
+@cache
+def _alignments(itemsize: int) -> st.SearchStrategy[int | None]:
+    return st.sampled_from([None, *(a for a in (1, 2, 4, 8, 16, 32) if a >= itemsize)])
+
+
+@st.composite  # of the module: Hypothesis reads the source of each function that it decorates
+def _strided(draw: st.DrawFn, itemsize: int, rank: int, written: bool) -> Layout:
+    alignments, axes = _alignments(itemsize), range(rank)
+    unit = draw(st.none() | st.sampled_from(axes)) if axes else None
+    zero: Collection[int] = ()
+    if not written and draw(st.booleans()):
+        zero = [a for a in axes if a != unit and draw(st.booleans())]
+    multiple = draw(st.sampled_from((1, 1, 8)))
+    if axes and draw(st.booleans()):
+        return Layout.strided(alignment=draw(alignments), order=draw(st.permutations(axes)))
+    return Layout.strided(alignment=draw(alignments), unit_axis=unit, zero_axes=sorted(zero), stride_multiple=multiple)
 
 
 @st.composite
