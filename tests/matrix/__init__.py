@@ -7,8 +7,9 @@ Thousands of binaries follow. Those that are built cover them. Of each kernel fu
 element. For one architecture or the other: every constant that selects code, every parameter type and promise of
 divisibility, every tile, and every area of a tile with every width of elements; also every element of each entry.
 Registers spill because of tiles and widths, vectors follow from types and promises, and a constant selects the same
-source, on either architecture, so that what would break one of the others breaks one of those. ``--matrix all`` builds
-all.
+source, on either architecture, so that what would break one of the others breaks one of those. f16 and bf16 stand for
+each other, except that each kernel is built for both, and for bf16 on sm80, which lacks most instructions of bf16.
+``--matrix all`` builds all.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
+from zlib import crc32
 
 from cases import pinned
 from proofs import FAMILIES
@@ -43,8 +45,8 @@ FLOAT_ADDITION = re.compile(FLOAT_ATOMIC.pattern.replace(r"cas\b|", ""))
 #: Of a parameter's type: what it points to, or what its tensor map describes.
 HELD = re.compile(r"(?:\*|tensordesc<)\w+")
 FLOATING = re.compile(r"(?:\*|tensordesc<)(?:fp|bf)")
-#: Registers hold either in the same space.
-HALF = re.compile("fp16|bf16")
+#: Registers hold either in the same space, and what they hold is computed in f32.
+HALF = re.compile(r"\bb?fp?16\b")
 #: Numbers that are no sizes: they select code, or follow from the element, as the largest value of a type does.
 NO_SIZES = {"ACROSS", "ALONG", "BITS", "FINISH", "FLAGS", "IDENTITY", "INFINITY", "KIND", "MAP", "STATES", "VALUE"}
 VECTORS = r"\.v4\.b32|\.v2\.b64"
@@ -123,21 +125,25 @@ class Binary:
     def facets(self, most: bool) -> set[Hashable]:
         """What building it shows; all that is to be shown of a family is the union over its binaries.
 
-        Those of few binaries are one of each kernel and of each element, and one of each entry for each architecture.
+        Those of few binaries are one of each kernel, of each entry, of each element and of each architecture.
         """
         s = self.source
         kernel = (s.name, self.arch)
-        found: set[Hashable] = {s.name, self.element, *((*e, self.arch) for e in self.entries)}
+        found: set[Hashable] = {s.name, self.element, self.arch, *self.entries}
         if not self.may_spill:
             found.add((s.name, "spills"))
         if most:
-            found |= {(*kernel, self.element), *self.users}
+            wide = HALF.sub("half", self.element)
+            element = self.element if self.arch == "sm80" and "bf16" in self.element else wide
+            found |= {(*e, self.arch) for e in self.entries}
+            found |= {(*kernel, wide), (*kernel, element)}
+            found |= {(op, entry, HALF.sub("half", of)) for op, entry, of in self.users}
             found |= {(self.arch, *user, s.name) for user in self.unordered}
         if most and not self.may_spill:
             selecting = ((n, _shown(v)) for n, v in s.constexprs if (n, v) not in self.tile)
             parts = (*s.signature, *s.attrs, *selecting, s.max_registers, s.overlaps)
             found |= {(s.name, "part", part) for part in parts}
-            found.add((*kernel, self.element, "spills"))
+            found |= {(*kernel, wide, "spills"), (*kernel, element, "spills")}
             found.add((s.name, "tile", self.tile, s.num_warps, s.num_stages))
             found |= {(s.name, "sizes", x) for x in self.sizes()}
         return found
@@ -216,7 +222,8 @@ Size = Literal["few", "cover", "all"]
 def _picked(of: str, size: Size) -> tuple[Binary, ...]:
     every = [b for arch in TARGETS for b in binaries(of, arch)]
     if size != "all":
-        every.sort(key=lambda b: b.work)  # of those that show as much, the one that compiles fastest
+        # Of those that show as much, the one that compiles fastest; of equal ones for either architecture, either.
+        every.sort(key=lambda b: (b.work, (crc32(b.source.name.encode()) & 1) != (b.arch == "sm90a")))
         every = [every[i] for i in cover([b.facets(size == "cover") for b in every])]
     return tuple(every)
 
