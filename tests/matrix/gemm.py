@@ -130,6 +130,8 @@ def problems(op: str, entry: str) -> Iterator[tp.Descriptor]:
     else:
         yield from (d for element in ELEMENTS for d in (*products(element), *thin(element)) if d.op == op)
         yield from integers(op)
+        if (op, entry) == ("batched_gemm", "outer"):
+            yield from (tp.BatchedGemmDescriptor(batch=4, m=512, n=512, k=4, element=e) for e in ELEMENTS)
         if op == "gemm":
             yield from (*vectors(), *one_by_one(entry))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from matrix import FLOAT_ADDITION, FLOAT_ATOMIC, TARGETS, chosen, entries, picked
+from matrix import FLOAT_ADDITION, FLOAT_ATOMIC, TARGETS, binaries, chosen, entries, picked
 from samples import family_of
 
 from triplan.backends.runtime import launcher
@@ -63,6 +63,7 @@ def test_what_knows_no_order_is_not(instruction: str) -> None:
 @pytest.mark.parametrize(("op", "entry", "arch"), entries())
 def test_binaries(op: str, entry: str, arch: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """No register spills, no float atomics where determinism is claimed, vectors, tensor cores, parameters."""
+    assert any((op, entry) in b.entries for b in binaries(family_of(op), arch)), "no problem of tests/matrix is its"
     monkeypatch.setattr(launcher, "_STATIC", lambda *args: None)
     for binary in chosen(op, entry, arch, pytestconfig.getoption("matrix")):
         found, what = record(binary.source, TARGETS[arch].arch), f"{binary.source.name} of {binary.desc.key}"
