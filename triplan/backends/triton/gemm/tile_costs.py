@@ -101,6 +101,7 @@ def combined(*limits: float, power: float) -> float:
     return most and most * float(sum((x / most) ** power for x in limits) ** (1 / power))
 
 
+@fact  # asked of each tile
 def _loads_single_halves(desc: MatrixProductDescriptor) -> bool:
     """Whether elements of two bytes are loaded one by one."""
     factors = (desc.operand("a"), desc.operand("b"))
