@@ -45,8 +45,11 @@ def softmax_kept(x: Tensor, top_k: int = 0, top_p: float = 1.0, min_p: float = 0
     ids=lambda f: "-".join(f) or "none",
 )
 def test_distribution(filters: dict[str, float], device: str) -> None:
-    """A chi-square test: each row draws once from one distribution with ties, at its own position."""
-    x, draws = torch.tensor([0.5, 2.0, -1.0, 0.5, 1.5, 2.0, 0.0, -3.0]), 20_000 if device == "cpu" else 1_000_000
+    """A chi-square test: each row draws once from one distribution with ties, at its own position.
+
+    The reference takes rows one by one: of 6000, a probability that is wrong by 0.05 shows.
+    """
+    x, draws = torch.tensor([0.5, 2.0, -1.0, 0.5, 1.5, 2.0, 0.0, -3.0]), 6_000 if device == "cpu" else 1_000_000
     rows = (x * 0.9).to(device).expand(draws, len(x)).contiguous()
     tokens = F.sample(rows, temperature=0.9, seed=5, position=torch.arange(draws, device=device), **filters)  # type: ignore[arg-type]
     p = softmax_kept(x, **filters)  # type: ignore[arg-type]
