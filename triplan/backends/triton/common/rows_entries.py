@@ -380,4 +380,4 @@ class TurnedSplit(SplitRows):
         return self.tiles[1], max(-(-self.rows.n // self.tiles[1].block), 1)
 
     def arguments(self) -> dict[str, Arg]:
-        return super().arguments() | self.rows.sizes(turned=True)
+        return super().arguments() | self.rows.sizes(turned=any(tile.rows > 1 for tile in self.tiles))

@@ -52,7 +52,7 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         return tile
 
     def arguments(self) -> dict[str, Arg]:
-        return super().arguments() | self.rows.sizes(turned=True)
+        return super().arguments() | self.rows.sizes(turned=self.rows.crossed)
 
     def partials_tile(self) -> Tile:
         return self.tile

@@ -8,9 +8,9 @@ from triplan.backends.triton.softmax import looped_kernels as kernels
 from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
 from triplan.sku import Target
 
-#: How much longer than estimated loops take on an H200: forward along several rows, where most loads wait for a sector
-#: each (1.8 to 4.3 times, in six drawn problems); backward along rows that begin between two vectors. And microseconds
-#: of them.
+#: How much longer than estimated loops take on an H200: forward along several rows that not all operands have beside
+#: each other, where most loads wait for a sector each (1.8 to 4.3 times, in six drawn problems); backward along rows
+#: that begin between two vectors. And microseconds of them.
 SEVERAL_ROWS, ODD_ROWS, LOOP_US = 2.5, 1.3, 0.3
 #: Bytes of a row above which the L2 cache holds the rows of one program on each multiprocessor, not of two.
 LONG_ROW = 1 << 16
@@ -31,7 +31,7 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
         if self.backward:
             slower = ODD_ROWS if self.rows.unit and not self.rows.vectors else 1.0
         else:
-            slower = SEVERAL_ROWS if self.tile.rows > 1 else 1.0
+            slower = SEVERAL_ROWS if self.tile.rows > 1 and not self.rows.across else 1.0
         return super().us(target) * slower + LOOP_US
 
     def unroll(self) -> int:
