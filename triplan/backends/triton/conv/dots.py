@@ -17,7 +17,7 @@ from triplan.backends.triton.conv import shared
 from triplan.backends.triton.conv.dots_kernels import conv2d_weight_dots_kernel
 from triplan.descriptors import Conv2dBackwardWeightDescriptor
 from triplan.descriptors.conv import Conv2dProblem
-from triplan.sku import MathPrecision, PrecisionGuarantee, Support, Target
+from triplan.sku import ArchSku, MathPrecision, PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact
 
 #: Pairs of a tap and a channel of a program, and pixels of a step: 16 products for each thread at most.
@@ -85,7 +85,10 @@ def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
     terms, pixels = _division(desc)
     constants = {"TERMS": terms, "PIXELS": pixels, "ACC": TL[desc.element.compute]}
     overlaps = shared.begins_early(programs(desc), target)
-    return [Launch(conv2d_weight_dots_kernel, programs(desc), args, constants, num_warps=WARPS, overlaps=overlaps)]
+    # Left alone, ptxas spills two registers of bf16 on sm80, to raise occupancy.
+    most = card.MAX_THREAD_REGISTERS if target.arch is ArchSku.SM80 else None
+    kernel = conv2d_weight_dots_kernel
+    return [Launch(kernel, programs(desc), args, constants, num_warps=WARPS, overlaps=overlaps, max_registers=most)]
 
 
 kernel(
