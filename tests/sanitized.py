@@ -36,8 +36,9 @@ def plans_of_samples(op: str, entry: str, target: tp.Target) -> Iterator[tp.Plan
         fields = known(sample, element=element, accumulate=accumulate)
         desc = sample.replace(**fewer, **fields) if fields else type(sample).example(element).replace(op=op)
         bare = desc.replace(**known(desc, reads_c0=False, saves_pre=False, y_shape=None, z_shape=None, groups=6))
-        if entry == "transposed" and op in ("expression", *COPIES):
-            bare = desc.replace(layouts={"x": tp.Layout.strided(unit_axis=0)})
+        if entry == "transposed" and (op in COPIES or desc.category is tp.OpCategory.ELEMENTWISE):
+            first = next(o.name for o in desc.operands() if not o.is_written)
+            bare = bare.replace(layouts={first: tp.Layout.strided(unit_axis=0)})
         elif entry == "gemv":
             bare = desc.replace(n=1)
         elif op.startswith("attention") and entry.startswith("realigned"):
