@@ -29,8 +29,8 @@ from triplan.sku.facts import cached_property, fact
 MOST_BLOCKS = 4096
 #: Partial results of several rows at most that a program of a split merges at once. Untuned.
 MOST_MERGED = 4096
-#: How many times as many rows are written as read: the longer their pieces, the better (softmax of 22826 x 16383 bf16,
-#: results transposed, takes 1.07 ms on an H100; with 2 and 1 times, 1.21 and 1.41).
+#: How many times as many rows are written as read, the first that merges few enough: the longer the pieces that are
+#: written, the better.
 WRITTEN = (4, 2)
 #: Elements of a row at most where threads hold them as they are read; elements of each thread, two to a register, and
 #: its registers at most.

@@ -76,6 +76,35 @@ def cross_entropy_backward_kernel(
 
 
 @jit
+def nll_gradient(
+    dloss,
+    target,
+    weight,
+    share,
+    counts,
+    status,
+    row,
+    live,
+    n,
+    ignore,
+    parts,
+    MEAN: tl.constexpr,
+    EACH: tl.constexpr,
+    CLAMP: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """(label, whether the row counts, dloss * share * weight[label]) of each ``row``; ``live``: which rows there are.
+
+    The operands are those of ``nll_loss_backward_kernel``.
+    """
+    label, kept = load_targets(target, row, live, n, ignore, status, CLAMP)
+    scale = row_share(share, counts, parts, target, n, ignore, label, kept, MEAN, CLAMP, COMPUTE, PARTS)
+    g = scale * class_value(weight, label, kept, COMPUTE)
+    return label, kept, g * load_dloss(dloss, row, live, EACH, COMPUTE)
+
+
+@jit
 def nll_loss_backward_kernel(
     dloss,
     target,
@@ -109,10 +138,9 @@ def nll_loss_backward_kernel(
     outer, lane = group_lanes(group, blocks, lanes, sizes, ROWS)
     live = lane < lanes
     row = outer.to(tl.int64) * lanes + lane
-    label, kept = load_targets(target, row, live, n, ignore, status, CLAMP)
-    scale = row_share(share, counts, parts, target, n, ignore, label, kept, MEAN, CLAMP, COMPUTE, PARTS)
-    g = scale * class_value(weight, label, kept, COMPUTE)
-    g = g * load_dloss(dloss, row, live, EACH, COMPUTE)
+    label, kept, g = nll_gradient(
+        dloss, target, weight, share, counts, status, row, live, n, ignore, parts, MEAN, EACH, CLAMP, COMPUTE, PARTS
+    )
     col = (tl.program_id(0) % columns) * BLOCK + tl.arange(0, BLOCK)[None, :]
     d = tl.where((col == label) & kept, -g, 0.0)
     to = element_pointers(dx, dx_strides, outer, sizes, lane, col)
@@ -161,9 +189,8 @@ def nll_loss_backward_flat_kernel(
     tl.debug_barrier()  # past it, the zeros are written
     row = tl.maximum(start, 0) // n + tl.arange(0, ROWS)
     live = row < rows
-    label, kept = load_targets(target, row, live, n, ignore, status, CLAMP)
-    scale = row_share(share, counts, parts, target, n, ignore, label, kept, MEAN, CLAMP, COMPUTE, PARTS)
-    g = scale * class_value(weight, label, kept, COMPUTE)
-    g = g * load_dloss(dloss, row, live, EACH, COMPUTE)
+    label, kept, g = nll_gradient(
+        dloss, target, weight, share, counts, status, row, live, n, ignore, parts, MEAN, EACH, CLAMP, COMPUTE, PARTS
+    )
     place = row * n + label
     tl.store(dx + place, (-g).to(dx.dtype.element_ty), mask=kept & (place >= start) & (place < start + BLOCK))

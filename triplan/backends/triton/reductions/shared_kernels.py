@@ -43,9 +43,9 @@ def offset_of(point, dims, WHICH: tl.constexpr, VECTOR: tl.constexpr = 1):
 @jit
 def neighbours(lane, count, BESIDE: tl.constexpr):
     """``lane`` [ROWS], which ascends by 1; but beyond the vector of BESIDE lanes that holds the last of ``count``, the
-    lanes of that vector again. So all of a vector are read, and no mask narrows loads: also what lies
-    behind the last lane up to a multiple of 16 bytes, which may be behind the operand, though not in another page of
-    memory. It changes no result."""
+    lanes of that vector again. So all of a vector are read, and no mask narrows loads. What lies behind the
+    last lane, up to a multiple of 16 bytes, is read too: it may lie behind the operand, though not in another page of
+    memory, and changes no result."""
     if BESIDE == 1:
         found = tl.minimum(lane, count - 1)
     else:
