@@ -19,15 +19,7 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
             desc = described(op, n, tp.ElementKind(element))
             yield desc
             yield desc.replace(layouts={o.name: "strided" for o in desc.operands() if o.is_tensor})
-    yield turned(op)
-
-
-def turned(op: str) -> Any:
-    """A matrix, of which the first input is contiguous along columns."""
-    if op == "expression":
-        return described(op, 4096, tp.ElementKind("bf16"), turned=True)
-    desc = described(op, 4096, tp.ElementKind("bf16")).replace(input_shape=(4096, 256))
-    return desc.replace(layouts={desc.operands()[0].name: tp.Layout.strided(unit_axis=0)})
+    yield described(op, 4096, tp.ElementKind("bf16"), turned=True)
 
 
 def asks(desc: Any, entry: str, name: str) -> Patterns:
