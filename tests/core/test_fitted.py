@@ -15,6 +15,7 @@ from bench import fit
 from bench.anywhere.drawing import MOST, case
 from triplan.backends import fitted
 from triplan.backends.fitted import FEATURES, Correction
+from triplan.sku.facts import forget_facts
 
 H200 = tp.Target.preset("h200")
 NONE = (0.0,) * len(FEATURES)
@@ -34,11 +35,13 @@ def test_other_features_are_refused() -> None:
 def test_select_takes_what_is_cheapest_after_the_correction(monkeypatch: pytest.MonkeyPatch) -> None:
     desc = SAMPLES["softmax"]
     monkeypatch.setattr(fitted, "_corrections", dict)
+    forget_facts()
     plan = tp.plan(desc, target=H200)
     costs = {c.kernel: c.cost_us for c in plan.candidates if c.cost_us}
     chosen = plan.sku().kernel
     slow = Correction(math.log(1000.0), *WIDE)
     monkeypatch.setattr(fitted, "_corrections", lambda: {(desc.op, chosen): slow})
+    forget_facts()
     again = tp.plan(desc, target=H200)
     assert again.sku().kernel != chosen
     corrected = {c.kernel: c.cost_us for c in again.candidates if c.cost_us}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,10 @@ class Correction:
     highest: tuple[float, ...]
 
     def factor(self, found: Sequence[float]) -> float:
-        bounded = map(min, map(max, found, self.lowest), self.highest)
-        return math.exp(self.constant + sum(w * x for w, x in zip(self.weights, bounded, strict=True)))
+        total = 0.0
+        for weight, x, low, high in zip(self.weights, found, self.lowest, self.highest, strict=True):
+            total += weight * (low if x < low else high if x > high else x)  # select asks each entry: min and max cost
+        return math.exp(self.constant + total)
 
 
 def family(described: type[Descriptor]) -> str:
@@ -95,8 +97,13 @@ def _corrections() -> dict[tuple[str, str], Correction]:
 
 def cost_us(entry: KernelRow, desc: Descriptor, target: Target) -> float:
     """Microseconds that ``entry`` is expected to take."""
-    estimate = entry.rank(desc, target)
-    found = _corrections().get((desc.op, entry.name))
+    return _cost_us(entry.rank, entry.name, desc, target)
+
+
+@fact
+def _cost_us(rank: Callable[..., float], name: str, desc: Descriptor, target: Target) -> float:
+    estimate = rank(desc, target)
+    found = _corrections().get((desc.op, name))
     if found is None or not 0 < estimate < math.inf:
         return estimate
     return estimate * found.factor(features(desc, estimate))

@@ -20,6 +20,7 @@ from triplan.sku import (
     Support,
     Target,
 )
+from triplan.sku.facts import fact
 
 #: Problems with fewer elements have no grid of 2**31 programs, so their launches are not built to find out.
 _MANY_ELEMENTS = 2**31
@@ -45,13 +46,14 @@ def select(
     excluded that no entry has.
     """
     entries = table.rows(desc.op)
+    required = [w for w in ("deterministic", "batch_invariant", "order_invariant") if getattr(preference, w)]
     if preference.exclude:
         _check_features(preference.exclude, table)
     measured = consult(desc, preference, target, tuning, entries).times
     accepted: list[tuple[int, float, str, KernelRow, str]] = []
     refused: list[Candidate] = []
     for entry in entries:
-        reason = _refusal(entry, desc, preference, target)
+        reason = _refusal(entry, desc, preference, target, required)
         if reason:
             refused.append(Candidate(entry.name, reason))
             continue
@@ -133,8 +135,10 @@ def _fastest(
     return entry, cost_us(entry, desc, target), ""
 
 
-def _refusal(entry: KernelRow, desc: Descriptor, preference: PlanPreference, target: Target) -> str:
-    """Why ``entry`` cannot be chosen; empty if it can."""
+def _refusal(
+    entry: KernelRow, desc: Descriptor, preference: PlanPreference, target: Target, required: Sequence[str]
+) -> str:
+    """Why ``entry`` cannot be chosen; empty if it can. ``required``: the words of a guarantee that it must give."""
     if preference.kernel is not None and entry.name != preference.kernel:
         return f"kernel {shown(preference.kernel, 60)} is pinned"
     if preference.backend is not None and entry.backend is not preference.backend:
@@ -159,13 +163,13 @@ def _refusal(entry: KernelRow, desc: Descriptor, preference: PlanPreference, tar
             raise InvalidProblem(f"{entry!s}: supports() returned {support!r}; it must return a triplan.Support")
         if not support:
             return support.reason
-    if reason := _broken_requirement(entry, desc, preference):
+    if required and (reason := _broken_requirement(entry, desc, required)):
         return reason
     if preference.max_workspace_bytes is not None:
         needed = entry.workspace(desc, target)
         if needed > preference.max_workspace_bytes:
             return f"needs {needed} bytes of workspace; at most {preference.max_workspace_bytes} are allowed"
-    if any(math.prod(o.shape) >= _MANY_ELEMENTS for o in desc.operands()):
+    if _has_many_elements(desc):
         try:
             entry.launches(desc, target)
         except Unsupported as e:  # a grid that CUDA does not take
@@ -173,14 +177,17 @@ def _refusal(entry: KernelRow, desc: Descriptor, preference: PlanPreference, tar
     return ""
 
 
-def _broken_requirement(entry: KernelRow, desc: Descriptor, preference: PlanPreference) -> str:
-    required = [w for w in ("deterministic", "batch_invariant", "order_invariant") if getattr(preference, w)]
-    if required:
-        guarantees = entry.guarantee(desc)
-        for word in required:
-            for output, g in guarantees.items():
-                if not getattr(g, word):
-                    return f"{output} is not {word}, which is required"
+@fact
+def _has_many_elements(desc: Descriptor) -> bool:
+    return any(math.prod(o.shape) >= _MANY_ELEMENTS for o in desc.operands())
+
+
+def _broken_requirement(entry: KernelRow, desc: Descriptor, required: Sequence[str]) -> str:
+    guarantees = entry.guarantee(desc)
+    for word in required:
+        for output, g in guarantees.items():
+            if not getattr(g, word):
+                return f"{output} is not {word}, which is required"
     return ""
 
 
