@@ -17,6 +17,8 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
     cls = tp.descriptor_types()[op]
     base = cls(**SIZES, head_dim=128, element="bf16")
     yield from (base, base.replace(head_dim=64), base.replace(head_dim=256, element="f16"))
+    precise = base.replace(element="f32", math="tf32x3")
+    yield from (precise, precise.replace(head_dim=64), precise.replace(dropout=True))
     packed = base.replace(batch=1, sequences=64, slopes=True, **({"sink": True} if op == "attention" else {}))
     yield from (base.replace(head_dim=192, value_dim=128), packed)
     yield base.replace(dropout=True)

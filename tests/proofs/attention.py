@@ -134,7 +134,12 @@ def values(desc: Any, kind: Kind) -> dict[str, Any]:
     return found | follows(desc, found)
 
 
-def problem(op: str, n: int, element: tp.ElementKind, kind: Kind, packed: bool = False, **options: Any) -> Problem:
+def problem(
+    op: str, n: int, element: tp.ElementKind, kind: Kind, packed: bool = False, x3: bool = False, **options: Any
+) -> Problem:
+    """``x3``: f32 is multiplied in tf32x3."""
+    if x3 and element is tp.ElementKind.F32:
+        options["math"] = "tf32x3"
     sizes = {"batch": BATCH, "queries": QUERIES, "keys": n, "heads": HEADS, "key_heads": HEADS // GROUP}
     desc = tp.descriptor_types()[op](**{**sizes, "head_dim": WIDTH, **options}, element=element)
     found = Attention(desc, partial(values, desc, kind))
@@ -145,7 +150,7 @@ for _op in ("attention", "attention_backward"):
     joins(
         _op,
         {},
-        {"causal": True},
+        {"causal": True, "x3": True},
         {"mask": "bool", "softcap": 3.0},
         {"packed": True, "causal": True, "slopes": True},
         {"dropout": True},

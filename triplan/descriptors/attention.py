@@ -32,7 +32,7 @@ class AttendingDescriptor(Descriptor):
         head_dim: elements of a query and of a key.
         value_dim: elements of a value; by default ``head_dim``.
         element: of q, k, v, out and probabilities; f16 and bf16 are computed in f32.
-        math: precision to which f32 factors are rounded before they are multiplied: f32 (None) or tf32.
+        math: precision to which f32 factors are rounded before they are multiplied: f32 (None), tf32x3 or tf32.
         causal: whether a query sees no key after its position.
         align: ``start``: query 0 stands at key 0, as in torch; ``end``: the last at the last.
         window_left, window_right: keys seen before and after a query's position; None: all.
@@ -70,8 +70,9 @@ class AttendingDescriptor(Descriptor):
             raise ValueError(f"heads = {self.heads}: must be a multiple of key_heads = {self.key_heads}, above 0")
         if self.head_dim == 0 or self.values == 0:
             raise ValueError(f"head_dim, value_dim = {self.head_dim}, {self.values}: must be above 0")
-        if self.math not in (None, *((MathPrecision.TF32,) if self.element is ElementKind.F32 else ())):
-            raise ValueError(f"math = {self.math}: must be None, or tf32 for f32")
+        of_f32 = (MathPrecision.TF32X3, MathPrecision.TF32) if self.element is ElementKind.F32 else ()
+        if self.math not in (None, *of_f32):
+            raise ValueError(f"math = {self.math}: must be None, or tf32x3 or tf32 for f32")
         if self.causal and self.window_right is not None:
             raise ValueError(f"window_right = {self.window_right}: a causal query sees no key after its position")
         if self.mask not in (None, ElementKind.BOOL, ElementKind.F32, self.element):

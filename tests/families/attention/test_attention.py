@@ -64,9 +64,9 @@ def build(op: str, element: str = "f32", strided: bool = False, **fields: Any) -
 @pytest.mark.parametrize(("where", "kernel"), PLACES)
 def test_every_case(where: str, kernel: str | None, op: str, case: str) -> None:
     """Elements and layouts take turns with the cases, but on a GPU."""
-    elements, number = ("bf16", "f32", "f16", "f64", "tf32"), list(CASES).index(case)
-    for element in elements if where == "gpu" else (elements[number % 5], elements[(number + 1) % 5]):
-        options = {"element": "f32", "math": "tf32"} if element == "tf32" else {"element": element}
+    elements, number = ("bf16", "f32", "f16", "f64", "tf32", "tf32x3"), list(CASES).index(case)
+    for element in elements if where == "gpu" else (elements[number % 6], elements[(number + 1) % 6]):
+        options = {"element": "f32", "math": element} if element.startswith("tf32") else {"element": element}
         fields = CASES[case]
         if element == "f64" and where != "cpu" and fields.get("dropout") and "mask" in fields:
             fields = {**fields, "mask": "f64"}  # Triton's compiler fails with narrower ones

@@ -14,8 +14,10 @@ from triplan.functional.attention.plain import factors_of, plain, repeated, scal
 from triplan.functional.attention.shared import ABSENT, HOW, NONE, OTHERS, How, Tensor
 
 
-def fields_of(how: How) -> dict[str, Any]:
+def fields_of(q: Tensor, how: How) -> dict[str, Any]:
     found: dict[str, Any] = {"causal": how.causal, "align": how.align, "softcap": how.softcap}
+    if q.dtype == torch.float32:  # as torch's own kernel multiplies it
+        found["math"] = "tf32x3"
     return found | {"window_left": how.left, "window_right": how.right}
 
 
@@ -38,7 +40,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *options: Any)
     others, how = options[: len(ABSENT)], How(*options[len(ABSENT) :])
     out, lse = empty_results(q, k, v)
     operands = operands_of(*others, q=q, k=k, v=v, out=out, lse=lse) | ({} if sink is None else {"sink": sink})
-    run(AttentionPlan, operands, scalars=scalars_of(how, operands), **fields_of(how))
+    run(AttentionPlan, operands, scalars=scalars_of(how, operands), **fields_of(q, how))
     return out, lse
 
 
@@ -78,7 +80,7 @@ def _backward(
     others, how = options[: len(ABSENT)], How(*options[len(ABSENT) :])
     dq, dk, dv = found = _empty_gradients(dout, q, k, v)
     operands = operands_of(*others, dout=dout, q=q, k=k, v=v, out=out, lse=lse, dq=dq, dk=dk, dv=dv)
-    run(AttentionBackwardPlan, operands, scalars=scalars_of(how, operands), **fields_of(how))
+    run(AttentionBackwardPlan, operands, scalars=scalars_of(how, operands), **fields_of(q, how))
     return found
 
 

@@ -49,7 +49,7 @@ def _backward(dout: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, key_heads: in
     operands |= dict(zip(("dq", "dk", "dv"), _parts(found, key_heads), strict=True))
     operands |= {"dout": dout, "out": out, "lse": lse}
     options = How(*how)
-    run(AttentionBackwardPlan, operands, scalars=scalars_of(options, operands), **fields_of(options))
+    run(AttentionBackwardPlan, operands, scalars=scalars_of(options, operands), **fields_of(qkv, options))
     return found
 
 

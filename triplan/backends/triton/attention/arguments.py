@@ -21,7 +21,8 @@ ELEMENTS = ("f16", "bf16", "f32", "f64")
 MOST_WIDTH = 256
 #: The longest sequence, exclusive: a sum of three positions must fit in 32 bits.
 MOST_LENGTH = 2**29
-Rates = Mapping[MathPrecision, Mapping[ArchSku, float]]
+#: TFLOP/s by ``arithmetic`` and architecture.
+Rates = Mapping[str, Mapping[ArchSku, float]]
 #: Operations per microsecond in 1 TFLOP/s.
 TERA_PER_US = 10**6
 #: Matrix products of the forward and the backward op: the latter computes q @ k.T and dout @ v.T twice.
@@ -49,9 +50,11 @@ def drawing(desc: AttendingDescriptor, tile: Tile) -> Tile:
 
 
 def arithmetic(desc: AttendingDescriptor) -> str:
-    """What multiplies: tensor cores in 16 bits (``half``) or in ``tf32``, or ``scalar`` multiply-adds."""
+    """What multiplies: tensor cores in 16 bits (``half``), in ``tf32x3`` or ``tf32``, or ``scalar`` multiply-adds."""
     if desc.element.itemsize == 2:
         return "half"
+    if desc.multiplicands is MathPrecision.TF32X3:  # the parts of wider heads do not fit registers; FMAs are as precise
+        return "tf32x3" if padded_width(desc) <= 128 else "scalar"
     return "tf32" if desc.multiplicands is MathPrecision.TF32 else "scalar"
 
 
@@ -131,7 +134,7 @@ def constants(desc: AttendingDescriptor, tile: Tile) -> dict[str, object]:
         "RIGHT": desc.right is not None,
         "PACKED": None if desc.sequences is None else desc.align,
         "UNIT": 1.0 if compute is ElementKind.F64 else LOG2_E,
-        "PRECISION": "tf32" if desc.multiplicands is MathPrecision.TF32 else "ieee",
+        "PRECISION": kind if (kind := arithmetic(desc)).startswith("tf32") else "ieee",
         "ACC": TL[compute],
     }
 
@@ -204,7 +207,7 @@ def cost_us(desc: AttendingDescriptor, target: Target, products: int, rate: floa
 def tiles_cost_us(desc: AttendingDescriptor, target: Target, products: int, rates: Rates, tile: int) -> float:
     """``cost_us`` of the kernels that read through pointers."""
     width = (ceil_power(desc.head_dim) + ceil_power(desc.values)) / 2
-    rate = rates[desc.multiplicands].get(target.arch, 1.0)
+    rate = rates[arithmetic(desc)].get(target.arch, 1.0)
     if desc.element.itemsize == 2 and any(is_elementwise(desc.operand(name)) for name in "qkv"):
         rate /= ELEMENTWISE[products]
     return cost_us(desc, target, products, rate, tile, max(width, 16.0))

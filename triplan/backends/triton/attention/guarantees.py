@@ -8,8 +8,9 @@ score is relative to
 
 Tensor cores truncate: each addend is off by 2u, not by u (see gemm's tolerance).
 
-- A score is off by at most ``of_scores * E``. This counts D products and D/4 sums, tf32's truncation of both factors,
-  and the roundings of scale, softcap, mask and the exponent, which is a difference of two numbers of at most 2E.
+- A score is off by at most ``of_scores * E``. This counts D products and D/4 sums (three times as many of tf32x3), the
+  truncation of both factors to tf32 or to its two parts, and the roundings of scale, softcap, mask and the exponent,
+  which is a difference of two numbers of at most 2E.
 - So p has a relative error of twice that, because the sum of exponentials has an error as well. Where a running maximum
   rescales the accumulators, the sum and the results get the same factor; its rounding is counted in ``of_terms``.
 - A result is a sum of n terms p * v. It is off by ``of_terms * sum(p * |v|)``, which counts e, the n products and sums,
@@ -38,17 +39,16 @@ from triplan.descriptors.attention import AttendingDescriptor
 from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee
 from triplan.sku.facts import fact
 
-#: Relative error of a factor that is truncated to tf32, which keeps 11 significant bits.
-TF32_TRUNCATION = 2.0**-10
 #: Roundings of scale, softcap, mask and exponent.
 SCORE_ROUNDINGS = 16
 #: Roundings of an exponential, the normalisation, and the other steps of a term.
 TERM_ROUNDINGS = 32
 #: Roundings of 1 - dropout_p, of its inverse, and of the product with that.
 DROPOUT_ROUNDINGS = 3
-#: Roundings for each key: 2 + 1/2 for a product and a quarter of an addition, which truncate (2u each), 1 for the sum
-#: of exponentials, and the rest for rescaling.
-PER_KEY = 4
+#: Roundings of a product and a quarter of an addition, which truncate (2u each).
+PER_PRODUCT = 2.5
+#: Other roundings for each key: 1 for the sum of exponentials, and the rest for rescaling.
+PER_KEY = 1.5
 
 
 class Errors(NamedTuple):
@@ -70,12 +70,16 @@ def errors(desc: AttendingDescriptor, output: str) -> Errors:
     """The constants for ``output``: a sum over keys (``out``, ``lse``, ``dq``) or over queries (``dk``, ``dv``)."""
     compute = desc.element.compute
     u, narrow = compute.unit_roundoff, bounds.narrowing(desc.element, compute)
-    factors = 2 * TF32_TRUNCATION * 1.001 if desc.multiplicands is MathPrecision.TF32 else 0.0
+    x3 = desc.multiplicands is MathPrecision.TF32X3
+    products, parts = (3, 1 + bounds.TF32X3_PARTS) if x3 else (1, 1.0)
+    factors = 2 * bounds.TRUNCATION.get(desc.multiplicands, 0.0) * 1.001 + (bounds.TF32X3_OMITTED if x3 else 0.0)
     n = desc.queries * desc.group if output in ("dk", "dv") else desc.keys
     if isinstance(desc, AttentionBackwardDescriptor):
         n += desc.values
-    scores = bounds.compounded((1.25 * desc.head_dim + SCORE_ROUNDINGS) * math.log1p(2 * u)) + factors
-    terms = bounds.compounded((PER_KEY * n + TERM_ROUNDINGS + (DROPOUT_ROUNDINGS if desc.dropout else 0)) * u)
+    rounded = 1.25 * desc.head_dim * products + SCORE_ROUNDINGS
+    scores = parts * bounds.compounded(rounded * math.log1p(2 * u)) + factors
+    once = TERM_ROUNDINGS + (DROPOUT_ROUNDINGS if desc.dropout else 0)
+    terms = parts * bounds.compounded(((PER_PRODUCT * products + PER_KEY) * n + once) * u)
     share = 1.0
     if output != "lse":  # lse: no exponential is rounded to be multiplied
         terms += factors

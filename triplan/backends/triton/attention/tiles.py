@@ -26,45 +26,49 @@ from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import layout
 from triplan.descriptors import AttentionDescriptor
 from triplan.descriptors.attention import AttendingDescriptor
-from triplan.sku import ArchSku, MathPrecision, Support, Target
+from triplan.sku import ArchSku, Support, Target
 
-#: TFLOP/s, by element and architecture: for bf16 on sm90a about those of an H100 with 512 and 1024 queries; the others
-#: untuned.
+#: TFLOP/s, by kind of arithmetic and architecture: for half on sm90a about those of an H100 with 512 and 1024 queries,
+#: for tf32x3 with 2048; the others untuned.
 TERAFLOPS = {
-    MathPrecision.F16: {ArchSku.SM90A: 300.0, ArchSku.SM80: 130.0},
-    MathPrecision.BF16: {ArchSku.SM90A: 300.0, ArchSku.SM80: 130.0},
-    MathPrecision.TF32: {ArchSku.SM90A: 150.0, ArchSku.SM80: 70.0},
-    MathPrecision.F32: {ArchSku.SM90A: 25.0, ArchSku.SM80: 8.0},
-    MathPrecision.F64: {ArchSku.SM90A: 25.0, ArchSku.SM80: 8.0},
+    "half": {ArchSku.SM90A: 300.0, ArchSku.SM80: 130.0},
+    "tf32": {ArchSku.SM90A: 150.0, ArchSku.SM80: 70.0},
+    "tf32x3": {ArchSku.SM90A: 25.0, ArchSku.SM80: 12.0},
+    "scalar": {ArchSku.SM90A: 9.0, ArchSku.SM80: 4.0},
 }
 #: Tiles by kind of arithmetic and padded width of a head: the largest found that do not spill registers (sm80 and
 #: sm90a, causal; Triton 3.6 and 3.9). Their speed is untuned.
 TILES = {
     "half": {64: Tile(128, 64, 4, 3), 128: Tile(128, 64, 8, 3), 256: Tile(64, 32, 8, 3)},
     "tf32": {64: Tile(64, 32, 4, 2), 128: Tile(64, 32, 4, 2), 256: Tile(32, 16, 4, 2)},
+    "tf32x3": {64: Tile(64, 32, 4, 1), 128: Tile(32, 32, 4, 2)},
     "scalar": {64: Tile(32, 32, 4, 1), 128: Tile(32, 16, 4, 1), 256: Tile(16, 16, 4, 1)},
 }
 #: Those of dropout, which do not spill where the others would: the words of Philox take registers.
 DROPOUT_TILES = {("half", 128): Tile(64, 64, 8, 3)}
+#: Those of sm80, where the others would spill: it has no wgmma, which reads factors from shared memory.
+SM80_TILES = {("tf32x3", 128): Tile(32, 16, 4, 2)}
 
 
-def tile_of(desc: AttendingDescriptor) -> Tile:
-    kind, width = arithmetic(desc), padded_width(desc)
-    found = DROPOUT_TILES.get((kind, width)) if desc.dropout else None
-    return found or drawing(desc, TILES[kind][width])
+def tile_of(desc: AttendingDescriptor, target: Target | None = None) -> Tile:
+    known = arithmetic(desc), padded_width(desc)
+    if desc.dropout:
+        return DROPOUT_TILES.get(known) or drawing(desc, TILES[known[0]][known[1]])
+    found = SM80_TILES.get(known) if target is not None and target.arch is ArchSku.SM80 else None
+    return found or TILES[known[0]][known[1]]
 
 
-def programs_of(desc: AttentionDescriptor) -> int:
-    return tiles_of_rows(desc, desc.queries, tile_of(desc).queries) * desc.batch * desc.heads
+def programs_of(desc: AttentionDescriptor, target: Target) -> int:
+    return tiles_of_rows(desc, desc.queries, tile_of(desc, target).queries) * desc.batch * desc.heads
 
 
 def supports(desc: AttentionDescriptor, target: Target) -> Support:
-    return arguments.supports(desc, programs_of)
+    return arguments.supports(desc, lambda d: programs_of(d, target))
 
 
 def rank(desc: AttentionDescriptor, target: Target) -> float:
     """Estimated microseconds."""
-    return tiles_cost_us(desc, target, PRODUCTS, TERAFLOPS, tile_of(desc).queries)
+    return tiles_cost_us(desc, target, PRODUCTS, TERAFLOPS, tile_of(desc, target).queries)
 
 
 def numerics(desc: AttendingDescriptor) -> str | None:
@@ -94,11 +98,11 @@ def numerics(desc: AttendingDescriptor) -> str | None:
 def tiles(desc: AttentionDescriptor, target: Target) -> list[Launch]:
     if desc.operand("lse").numel == 0:
         return []
-    tile = tile_of(desc)
+    tile = tile_of(desc, target)
     return [
         Launch(
             attention_tiles_kernel,
-            programs_of(desc),
+            programs_of(desc, target),
             arguments.arguments(desc, attention_tiles_kernel),
             {**constants(desc, tile), "EDGE": has_edge(desc, tile)},
             num_warps=tile.warps,

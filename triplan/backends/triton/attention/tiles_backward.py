@@ -23,12 +23,11 @@ from triplan.backends.triton.attention.tiles_backward_kernels import attention_d
 from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import layout
 from triplan.descriptors import AttentionBackwardDescriptor, packed_strides
-from triplan.sku import ArchSku, MathPrecision, Support, Target
+from triplan.sku import ArchSku, Support, Target
 
-#: TFLOP/s, by element and architecture: for bf16 on sm90a about those of an H100 with 512 and 1024 queries; f16 alike,
-#: and the others as the forward op's.
-_HALF = {ArchSku.SM90A: 150.0, ArchSku.SM80: 70.0}
-TERAFLOPS = {**tiles.TERAFLOPS, MathPrecision.F16: _HALF, MathPrecision.BF16: _HALF}
+#: TFLOP/s, by kind of arithmetic and architecture: for half on sm90a about those of an H100 with 512 and 1024 queries;
+#: the others as the forward op's.
+TERAFLOPS = {**tiles.TERAFLOPS, "half": {ArchSku.SM90A: 150.0, ArchSku.SM80: 70.0}}
 #: (tile of dq, tile of dk and dv), chosen as ``TILES`` of the forward op.
 TILES = {
     "half": {
@@ -41,6 +40,10 @@ TILES = {
         128: (Tile(32, 16, 4, 1), Tile(32, 64, 8, 1)),
         256: (Tile(16, 16, 4, 1), Tile(16, 32, 8, 1)),
     },
+    "tf32x3": {
+        64: (Tile(64, 32, 4, 1), Tile(32, 128, 8, 1)),
+        128: (Tile(16, 32, 4, 1), Tile(32, 16, 4, 1)),
+    },
     "scalar": {
         64: (Tile(16, 16, 4, 1), Tile(16, 32, 4, 1)),
         128: (Tile(16, 16, 4, 1), Tile(16, 32, 4, 1)),
@@ -52,19 +55,25 @@ DROPOUT_TILES = {
     ("half", 64): (Tile(64, 64, 8, 2), Tile(16, 128, 8, 1)),
     ("tf32", 64): (Tile(64, 32, 8, 1), Tile(32, 32, 8, 1)),
     ("tf32", 128): (Tile(32, 16, 8, 1), Tile(32, 32, 8, 1)),
+    ("tf32x3", 64): (Tile(32, 32, 8, 1), Tile(16, 128, 8, 1)),
     ("scalar", 128): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+}
+#: Those of sm80, where the others would spill: it has no wgmma, which reads factors from shared memory.
+SM80_TILES = {
+    ("tf32x3", 64): (Tile(32, 32, 4, 1), Tile(16, 128, 8, 1)),
+    ("tf32x3", 128): (Tile(16, 32, 4, 1), Tile(16, 16, 4, 1)),
 }
 
 
-def tiles_of(desc: AttentionBackwardDescriptor) -> tuple[Tile, Tile]:
-    kind, width = arithmetic(desc), padded_width(desc)
-    found = DROPOUT_TILES.get((kind, width)) if desc.dropout else None
-    of_queries, of_keys = found or TILES[kind][width]
+def tiles_of(desc: AttentionBackwardDescriptor, target: Target) -> tuple[Tile, Tile]:
+    known = arithmetic(desc), padded_width(desc)
+    others = DROPOUT_TILES if desc.dropout else SM80_TILES if target.arch is ArchSku.SM80 else {}
+    of_queries, of_keys = others.get(known) or TILES[known[0]][known[1]]
     return drawing(desc, of_queries), drawing(desc, of_keys)
 
 
-def programs_of(desc: AttentionBackwardDescriptor) -> tuple[int, int]:
-    of_queries, of_keys = tiles_of(desc)
+def programs_of(desc: AttentionBackwardDescriptor, target: Target) -> tuple[int, int]:
+    of_queries, of_keys = tiles_of(desc, target)
     return (
         tiles_of_rows(desc, desc.queries, of_queries.queries) * desc.batch * desc.heads,
         tiles_of_rows(desc, desc.keys, of_keys.keys) * desc.batch * desc.key_heads,
@@ -72,12 +81,12 @@ def programs_of(desc: AttentionBackwardDescriptor) -> tuple[int, int]:
 
 
 def supports(desc: AttentionBackwardDescriptor, target: Target) -> Support:
-    return arguments.supports(desc, lambda d: max(programs_of(d)))
+    return arguments.supports(desc, lambda d: max(programs_of(d, target)))
 
 
 def rank(desc: AttentionBackwardDescriptor, target: Target) -> float:
     """Estimated microseconds."""
-    return card.LAUNCH_US + tiles_cost_us(desc, target, BACKWARD_PRODUCTS, TERAFLOPS, tiles_of(desc)[0].queries)
+    return card.LAUNCH_US + tiles_cost_us(desc, target, BACKWARD_PRODUCTS, TERAFLOPS, tiles_of(desc, target)[0].queries)
 
 
 def workspace(desc: AttentionBackwardDescriptor, target: Target) -> int:
@@ -99,7 +108,7 @@ def workspace(desc: AttentionBackwardDescriptor, target: Target) -> int:
     layout=layout,
 )
 def tiles_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[Launch]:
-    of_queries, of_keys = tiles_of(desc)
+    of_queries, of_keys = tiles_of(desc, target)
     lse = desc.operand("lse")
     known = packed_strides(lse.shape)
     delta: dict[str, Arg] = {
@@ -111,7 +120,7 @@ def tiles_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[La
         found.append(
             Launch(
                 attention_dq_kernel,
-                programs_of(desc)[0],
+                programs_of(desc, target)[0],
                 {**arguments.arguments(desc, attention_dq_kernel), **delta},
                 {**constants(desc, of_queries), "EDGE": has_edge(desc, of_queries)},
                 num_warps=of_queries.warps,
@@ -123,7 +132,7 @@ def tiles_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[La
         found.append(
             Launch(
                 attention_dkdv_kernel,
-                programs_of(desc)[1],
+                programs_of(desc, target)[1],
                 {**arguments.arguments(desc, attention_dkdv_kernel), **delta},
                 constants(desc, of_keys),
                 num_warps=of_keys.warps,
