@@ -11,9 +11,6 @@ from __future__ import annotations
 LAUNCH_US = 1.5
 #: Microseconds that a launch adds which begins while the one ahead of it ends. Untuned.
 OVERLAPPED_LAUNCH_US = 1.0
-#: Microseconds that a further launch weighs beside LAUNCH_US, because in small problems the device waits for the host.
-#: A launch takes the host 3 (torch's static launcher, measured beside an H200); the share that counts is untuned.
-HOST_LAUNCH_US = 1.5
 #: Bytes that a streaming kernel moves in a microsecond. In ``bench/results/rowwise-nvidia-h200.csv`` norms' backward
 #: reaches 3.7e6 to 3.9e6 at 8192 x 8192, softmax and the forward norms 4.0e6 to 4.3e6; torch's copy of 2 GiB 4.25e6.
 BYTES_PER_US = 3.8e6

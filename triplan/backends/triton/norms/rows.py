@@ -17,9 +17,11 @@ from triplan.sku import ElementKind, Target
 LONG = 8192
 #: Elements of a tile backward where each has an address of its own: 16 warps, as few loads of each are on their way.
 GAPPED = 4096
-#: Elements a microsecond backward, bound by instructions, where no vectors are loaded; and microseconds of reducing a
-#: gradient's sums of more than 4 rows through shared memory, between more than 4 warps, at a program's end.
-SINGLE_PER_US = 5e5
+#: Elements a microsecond backward, bound by instructions, where no vectors are loaded: of 16 bits in tiles of at most
+#: FEW_ROWS rows, in others, and wider ones. (From drawn problems on an H200.)
+FEW_ROWS, SINGLE_PER_US = 4, (3.7e5, 3e5, 2e5)
+#: Microseconds of reducing a gradient's sums of more than 4 rows through shared memory, between more than 4 warps, at a
+#: program's end.
 REDUCE_US = 2.0
 #: Microseconds that an element of a thread takes where no vectors are loaded: forward in short rows, and with two sums;
 #: backward.
@@ -64,7 +66,8 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
             return super().us(target) + (ELEMENT_US[self.centred] * each if tile.rows > 1 else 0.0)
         us = waves_us(self.sums, self.each * tile.rows * sum(self.traffic()) * r.sectors(tile.rows), target)
         if not r.vectors:
-            us = max(us, LAUNCH_US + r.count * tile.block / SINGLE_PER_US)
+            per_us = SINGLE_PER_US[2 if self.element.itemsize > 2 else tile.rows > FEW_ROWS]
+            us = max(us, LAUNCH_US + r.count * tile.block / per_us)
         reduced = REDUCE_US * len(self.gradients) if tile.rows > 4 and tile.warps > 4 else 0.0
         return us + BACKWARD_ELEMENT_US * each + reduced
 

@@ -17,7 +17,7 @@ from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.norms.parameters_kernels import norm_fold_kernel, norm_parameters_kernel
 from triplan.descriptors import Operand
 from triplan.descriptors.norms import NormDescriptor
-from triplan.sku import ElementKind, PrecisionGuarantee, Target, interpreting
+from triplan.sku import PrecisionGuarantee, Target, interpreting
 
 OPS = ("rms_norm", "layer_norm", "l2_norm", "rms_norm_backward", "layer_norm_backward", "l2_norm_backward")
 #: The kernels' arguments for partial sums, by the gradient that they become.
@@ -25,10 +25,15 @@ PARTIALS = {"dweight": "dweights", "dbias": "dbiases"}
 #: Partial sums of a gradient at most: an H200's multiprocessors. One number for all targets: tolerances depend on it.
 MOST_PARTIALS = 132
 #: Groups of rows at most that are accumulated in one partial sum, which then needs no fold; and blocks of columns from
-#: which on one program for each keeps a card busy. With fewer blocks, all groups but one may take as long as launching
-#: the fold. Untuned.
+#: which on one program for each keeps a card busy. With fewer blocks, all groups but one may take as many microseconds
+#: as the fold. Untuned.
 FEW_GROUPS = 4
 ENOUGH_BLOCKS = 128
+FOLD_US = 3.0
+#: Microseconds that a launch after the first takes more than LAUNCH_US, where gradients of weight or bias are summed.
+LATER_US = 0.5
+#: Factor on the time of elements that no vector holds, by bytes of an element.
+WIDE = {2: 1, 4: 2, 8: 4}
 #: Columns of a block at most in which 16-bit elements accumulate exactly in f32, and in which their number times the 14
 #: leading bits of their mean is exact.
 SHORT = 1024
@@ -101,7 +106,7 @@ class NormEntry(Entry):
         tile = self.shared
         groups = -(-self.rows.count // tile.rows)
         more_us = (groups - 1) * tile.rows * tile.block * len(self.moved) * self.element.itemsize / card.SM_BYTES_PER_US
-        alone = self.column_blocks >= ENOUGH_BLOCKS or more_us <= card.LAUNCH_US + card.HOST_LAUNCH_US
+        alone = self.column_blocks >= ENOUGH_BLOCKS or more_us <= FOLD_US
         most = 1 if groups <= FEW_GROUPS and alone else MOST_PARTIALS
         each = max(-(-groups // most), 1) if self.gradients else 1
         return -(-groups // each), each
@@ -139,15 +144,15 @@ class NormEntry(Entry):
         return [*super().launches(target), self.launch(norm_fold_kernel, len(self.folded) * blocks, tile, args)]
 
     def single_us(self, per_us: float) -> float:
-        """Microseconds at ``per_us`` elements each, of f64 a quarter, where no vectors are loaded."""
-        wide = 4 if self.element is ElementKind.F64 else 1
-        return 0.0 if self.rows.vectors else card.LAUNCH_US + wide * self.rows.count * self.rows.n / per_us
+        """Microseconds at ``per_us`` elements each, of 16 bits, where no vectors are loaded."""
+        elements = WIDE[self.element.itemsize] * self.rows.count * self.rows.n
+        return 0.0 if self.rows.vectors else card.LAUNCH_US + elements / per_us
 
     def rank(self, target: Target) -> float:
         nbytes = sum(NormEntry.arrays(self).values())
         us = super().rank(target) + (card.LAUNCH_US + 2 * nbytes / card.BYTES_PER_US if nbytes else 0.0)
         later = self.own_launches - 1 + (nbytes > 0) if self.gradients else 0
-        return us + later * card.HOST_LAUNCH_US
+        return us + later * LATER_US
 
     # --- guarantees ---
 
