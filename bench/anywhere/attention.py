@@ -29,11 +29,14 @@ def draw(op: str, d: Draw) -> tp.Descriptor:
     group = d.one_of([g for g in (1, 1, 4, 8) if heads % g == 0])
     each = tensors * 2 * (heads + heads // group) * width * element.itemsize + 4 * heads
     tokens = max(d.bytes // each, 2)
+    # torch's kernel of f32 multiplies in parts of tf32.
+    math = "tf32x3" if element is tp.ElementKind.F32 and d.chance(0.5) else None
     while True:
         # Of one key, gradients of q and k are nothing but roundings.
         length = d.extent(2, min(tokens, 1 << 15), LENGTHS)
         options: dict[str, Any] = {"causal": d.chance(0.5), "align": "start", "batch": max(tokens // length, 1)}
         fields: dict[str, Any] = {"heads": heads, "key_heads": heads // group, "head_dim": width, "element": element}
+        fields["math"] = math
         found = described(op, queries=length, keys=length, **options, **fields)
         if floor_us(found) <= LONGEST_US:
             return found
