@@ -21,7 +21,7 @@ D = TypeVar("D", bound=AttendingDescriptor)
 #: Elements of a copy per program, and columns at most. Untuned.
 ELEMENTS, MOST_COLUMNS = 4096, 128
 #: Bytes per microsecond that a copy reads and writes: those of gemm's copies. Untuned.
-BYTES_PER_US = 2.3e6
+COPIED_BYTES_PER_US = 2.3e6
 
 
 class RowsCopy(NamedTuple):
@@ -56,7 +56,7 @@ class RowsCopy(NamedTuple):
     @property
     def cost_us(self) -> float:
         """Estimated microseconds."""
-        return OVERLAPPED_LAUNCH_US + (self.operand.nbytes + self.nbytes) / BYTES_PER_US
+        return OVERLAPPED_LAUNCH_US + (self.operand.nbytes + self.nbytes) / COPIED_BYTES_PER_US
 
     def _strides(self) -> tuple[Arg, ...]:
         """Those of the operand, by the axes (batch, row, head, column), of lse (batch, -, head, column); the last None

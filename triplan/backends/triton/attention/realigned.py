@@ -16,6 +16,7 @@ from triplan.backends.runtime.launch import Launch, Scalar
 from triplan.backends.triton.attention import copies, wgmma, wgmma_backward
 from triplan.backends.triton.attention.tma import hopper_guarantee, hopper_kernel
 from triplan.backends.triton.common.offsets import layout
+from triplan.descriptors.attention import AttendingDescriptor
 from triplan.sku import Support, Target
 
 
@@ -33,16 +34,16 @@ class Way:
 def register(op: str, name: str, way: Way, priority: int = 0) -> None:
     """Register the entry ``name`` of ``op``: ``way`` on copies. ``priority``: that of ``way``, whose bits it has."""
 
-    def supports(desc: Any, target: Target) -> Support:
+    def supports(desc: AttendingDescriptor, target: Target) -> Support:
         return copies.supports(desc) and way.supports(copies.inner(desc), target)
 
-    def rank(desc: Any, target: Target) -> float:
+    def rank(desc: AttendingDescriptor, target: Target) -> float:
         return copies.cost_us(desc) + way.rank(copies.inner(desc), target)
 
-    def workspace(desc: Any, target: Target) -> int:
+    def workspace(desc: AttendingDescriptor, target: Target) -> int:
         return copies.workspace_bytes(desc) + way.workspace(copies.inner(desc), target)
 
-    def build(desc: Any, target: Target) -> list[Launch]:
+    def build(desc: AttendingDescriptor, target: Target) -> list[Launch]:
         launches = way.build(copies.inner(desc), target)
         return copies.around(desc, [_scaled(x, desc.head_dim) for x in launches]) if launches else []
 
