@@ -26,7 +26,9 @@ TURNED_ROWS, TURNED_COLUMNS = 64, 64
 COPY_BYTES_PER_US = 2.3e6
 #: The same of a C that is copied out of the workspace: where its rows begin anywhere they are written one element at a
 #: time; of a column-major one; and of one without unit stride. From 0.8 to 2.6 GB of 16-bit elements on H100 and H200.
-OUT_BYTES_PER_US, TURNED_OUT_BYTES_PER_US, STRAY_OUT_BYTES_PER_US = 1.9e6, 1.35e6, 0.75e6
+OUT_BYTES_PER_US, TURNED_OUT_BYTES_PER_US, STRAY_OUT_BYTES_PER_US = 1.75e6, 1.35e6, 0.75e6
+#: The first of a C of at most so many bytes, about half of which the L2 cache holds. From 10 to 100 MB on an H200.
+HELD_BYTES, HELD_OUT_BYTES_PER_US = 100 << 20, 2.3e6
 
 
 class MatrixCopy(NamedTuple):
@@ -92,7 +94,8 @@ class MatrixCopy(NamedTuple):
         rate = COPY_BYTES_PER_US
         if self.operand.is_written:
             stray = unit_axis(self.operand) is None
-            rate = STRAY_OUT_BYTES_PER_US if stray else TURNED_OUT_BYTES_PER_US if self.turned else OUT_BYTES_PER_US
+            rate = HELD_OUT_BYTES_PER_US if self.operand.nbytes <= HELD_BYTES else OUT_BYTES_PER_US
+            rate = STRAY_OUT_BYTES_PER_US if stray else TURNED_OUT_BYTES_PER_US if self.turned else rate
         return OVERLAPPED_LAUNCH_US + 2 * self.operand.nbytes / rate
 
     def launch(self, offset: int) -> Launch:

@@ -186,10 +186,10 @@ def cheapest(desc: MatrixProductDescriptor, target: Target) -> Split:
 
 
 def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
-    """Whether the factors are multiplied as f32 on Hopper, and 31 bits count everything."""
+    """Whether the factors may be multiplied as f32 on Hopper, and 31 bits count everything."""
     if target.arch is not ArchSku.SM90A or target.interpret:
         return Support.no("runs on sm90a, not in the interpreter")
-    if desc.multiplicands is not MathPrecision.F32:
+    if desc.multiplicands not in (MathPrecision.F32, MathPrecision.TF32X3):  # FMAs err less than tf32x3
         return Support.no(f"multiplies as {desc.multiplicands}, not as f32")
     if desc.k == 0:
         return Support.no("k is 0: there is nothing to multiply")

@@ -30,9 +30,12 @@ MOST_COLUMNS = 256
 #: Columns to which a tile is narrowed if more than one in so many of its columns does not exist: a warp of them.
 LEAST_COLUMNS, IDLE = 32, 8
 #: Microseconds of a kernel besides its programs.
-FIXED_US = 1.7
+FIXED_US = 1.1
 #: Microseconds that one multiprocessor takes for an element of C, besides its bytes. Untuned.
 ELEMENT_US = 6e-5
+#: Elements that all multiprocessors write in a microsecond to a C without unit stride. From 6e6 and 2e7 elements on an
+#: H200.
+STRAY_PER_US = 1.3e5
 
 
 class OuterTile(NamedTuple):
@@ -85,7 +88,9 @@ def rank(desc: MatrixProductDescriptor, target: Target) -> float:
     results = desc.operand("c").numel * desc.out.itemsize * (1 + desc.reads_c0 + desc.saves_pre)
     factors = math.prod(desc.lead) * desc.k * (desc.m + desc.n) * desc.element.itemsize
     written = -(-_programs(desc, tile) // sms) * tile.m * tile.n * ELEMENT_US * (1 + desc.k / 4)
-    return FIXED_US + max((results + factors) / BYTES_PER_US, written)
+    c = desc.operand("c")
+    stray = c.numel / STRAY_PER_US if unit_axis(c) is None else 0.0
+    return FIXED_US + max((results + factors) / BYTES_PER_US, written, stray)
 
 
 @for_products(

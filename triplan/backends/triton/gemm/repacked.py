@@ -78,6 +78,7 @@ def workspace(desc: MatrixProductDescriptor, target: Target) -> int:
     partial(
         kernel,
         name="repacked",
+        version=2,
         elements=("f32",),
         supports=supports,
         rank=rank,

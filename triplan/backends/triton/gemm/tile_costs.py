@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from triplan.backends.triton.common.card import L2_BYTES, SM_REGISTERS
+from triplan.backends.triton.common.card import SM_REGISTERS
 from triplan.backends.triton.gemm.matrices import elements_per_load, is_elementwise, is_row_major, unit_axis
 from triplan.backends.triton.gemm.tile_shapes import Tile, is_turned, programs_of, tiles_of
 from triplan.descriptors import Operand
@@ -30,9 +30,9 @@ from triplan.sku.facts import fact
 FIXED_US = 2.9
 #: Bytes per microsecond that the operands stream at where nothing else limits the kernel.
 STREAM_BYTES_PER_US = 4.55e6
-#: The same of what lies outside the L2 cache of a C without unit stride: threads that write together lie in rows of C.
-#: From 1.3e9 elements on H100 and H200.
-STRAY_BYTES_PER_US = 1.2e5
+#: The same of a C without unit stride: threads that write together lie in rows of C. From 4e6 to 1.3e9 elements on H100
+#: and H200.
+STRAY_BYTES_PER_US = 1.25e5
 #: Microseconds from a program's last step to the first step of the next one; only other programs on the same
 #: multiprocessor hide them.
 BETWEEN_PROGRAMS_US = 2.4
@@ -175,7 +175,7 @@ def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: i
     memory = math.prod(desc.lead) * (factors + results) / STREAM_BYTES_PER_US
     c = desc.operand("c")
     if pieces == 1 and unit_axis(c) is None:  # of pieces, another kernel writes C
-        memory += max(c.nbytes - L2_BYTES, 0) / STRAY_BYTES_PER_US
+        memory += c.nbytes / STRAY_BYTES_PER_US
 
     between = BETWEEN_PROGRAMS_SINGLE_US if _loads_single_halves(desc) else BETWEEN_PROGRAMS_US
     between *= (waves - 1) / resident
