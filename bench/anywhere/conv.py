@@ -65,7 +65,8 @@ def floor_us(desc: Any) -> float:
 
 
 def _aligned(t: Tensor) -> Tensor:
-    """``t``, or a copy if it begins at no multiple of 16 bytes: on such, torch's depthwise kernel faults."""
+    """``t``, or a copy if it begins at no multiple of 16 bytes: on such, torch's depthwise kernel faults, and a kernel
+    that cuDNN tries for the gradient of weight of f32."""
     return t if t.storage_offset() * t.element_size() % 16 == 0 else t.clone()
 
 
@@ -77,11 +78,15 @@ def peers(desc: Any) -> dict[str, Peer]:
             dout, x, weight, None, *how, False, [0, 0], desc.groups, [*wanted, False]
         )
 
-    image: Callable[[Tensor], Tensor] = _aligned if desc.channels == desc.filters == 1 else lambda x: x
+    faults = desc.channels == desc.filters == 1
+    faults |= desc.op == "conv2d_backward_weight" and desc.element is tp.ElementKind.F32
+    image: Callable[[Tensor], Tensor] = _aligned if faults else lambda x: x
     # A gradient's own memory stands for the operand that only gives its shape.
     calls: dict[str, Peer] = {
         "conv2d": lambda t: {"out": torch.conv2d(image(t["x"]), t["weight"], t.get("bias"), *how, desc.groups)},
         "conv2d_backward_input": lambda t: {"dx": backward(t["dout"], t["dx"], t["weight"], [True, False])[0]},
-        "conv2d_backward_weight": lambda t: {"dweight": backward(t["dout"], t["x"], t["dweight"], [False, True])[1]},
+        "conv2d_backward_weight": lambda t: {
+            "dweight": backward(image(t["dout"]), image(t["x"]), t["dweight"], [False, True])[1]
+        },
     }
     return {"torch": calls[desc.op]}
