@@ -48,8 +48,8 @@ OWN = frozenset({"bar_arrive", "bar_sync", "opaque", "rounded"})
 #: What a launch that meets adds to its counter, and the counter before.
 EPOCH = meeting_kernels.EPOCH.value
 BEFORE = 3 * EPOCH
-#: Columns of 16-bit elements that lie together in shared memory: of 128 bytes.
-BLOCK = 64
+#: Bytes of a row that lie together in shared memory.
+ROW_BYTES = 128
 #: Seconds after which a partition that waits is taken to wait for ever.
 PATIENCE = 20.0
 
@@ -163,7 +163,7 @@ class Buffer:
 
 
 class Columns(Buffer):
-    """A matrix in blocks of 64 columns, one after the other, as wgmma finds them in shared memory."""
+    """A matrix in blocks of columns, one after the other, as wgmma finds them in shared memory."""
 
     def __init__(self, blocks: Tensor, dtype: Any, layout: Any, turned: bool = False) -> None:
         self._blocks, self._turned, self.dtype, self.layout = blocks, turned, dtype, layout
@@ -175,7 +175,7 @@ class Columns(Buffer):
         return found.mT if self._turned else found
 
     def put(self, data: Tensor) -> None:
-        self._blocks.copy_(torch.stack((data.mT if self._turned else data).split(BLOCK, 1)))
+        self._blocks.copy_(torch.stack((data.mT if self._turned else data).split(self._blocks.shape[-1], 1)))
 
     def permute(self, axes: Any) -> Buffer:
         assert axes == (1, 0)
@@ -184,8 +184,9 @@ class Columns(Buffer):
 
 def reinterpret(buffer: Buffer, dtype: Any, shape: Any, layout: Any) -> Buffer:
     found = _TORCH[dtype]
-    if len(shape) == 2 and shape[1] > BLOCK == buffer.shape[-1] and dtype is buffer.dtype:
-        return Columns(buffer.data.view(-1, shape[0], BLOCK), dtype, layout)
+    width = ROW_BYTES // found.itemsize
+    if len(shape) == 2 and shape[1] > width == buffer.shape[-1] and dtype is buffer.dtype:
+        return Columns(buffer.data.view(-1, shape[0], width), dtype, layout)
     flat = buffer.data.contiguous().view(-1).view(torch.uint8)
     assert flat.data_ptr() == buffer.data.data_ptr()
     flat = flat[: math.prod(shape) * found.itemsize]
@@ -401,7 +402,7 @@ def _language(state: Shared) -> dict[str, Any]:
         num_programs=lambda axis: Number(state.programs),
         program_id=lambda axis: Number(state.program),
         **dict.fromkeys(("BlockedLayout", "DotOperandLayout", "NVMMADistributedLayout", "SliceLayout"), layout),
-        **dict.fromkeys(("NVMMASharedLayout", "SwizzledSharedLayout"), layout),
+        **dict.fromkeys(("NVMMASharedLayout", "SharedLinearLayout", "SwizzledSharedLayout"), layout),
         static_range=range,
         sqrt=lambda x: Number(math.isqrt(int(x))),
         store=store,
@@ -424,6 +425,7 @@ def _language(state: Shared) -> dict[str, Any]:
             init=init,
             wait=lambda barrier, phase, pred=True: barrier.wait(int(phase)) if pred else None,
         ),
+        "mma": lambda x, y, acc, precision: Value(acc.data + x.data @ y.data),
         "next_may_begin": nothing,
         **dict.fromkeys(("opaque", "rounded"), lambda x: x),
         "previous_wait": nothing,

@@ -45,7 +45,7 @@ def boxes(op: str) -> Iterator[tp.Descriptor]:
     ):
         desc = cls(element="bf16", in_channels=channels, out_channels=filters, **{**SIZES, **more})
         last = desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 4})
-        yield from (last,) if op == "conv2d_backward_weight" else (last, last.replace(element="f32", math="tf32"))
+        yield from (last, last.replace(element="f32", math="tf32"))
 
 
 def ragged(op: str) -> Iterator[tp.Descriptor]:
@@ -58,7 +58,9 @@ def ragged(op: str) -> Iterator[tp.Descriptor]:
 
 def asks(arch: str, desc: Any, entry: str, name: str) -> Patterns:
     if entry.endswith("wgmma") or entry in ("windowed", "interleaved"):
-        return ((r"wgmma\.mma_async", r"cp\.async\.bulk\.tensor") if "wgmma" in name else ()), ()
+        turned = desc.op == "conv2d_backward_weight" and desc.math  # wgmma would read pixels side by side
+        product = r"mma\.sync" if turned else r"wgmma\.mma_async"
+        return ((product, r"cp\.async\.bulk\.tensor") if "wgmma" in name else ()), ()
     if entry == "dots":
         return (r"fma\.rn\.f(32|64)",), (r"mma",)
     if entry == "depthwise" and desc.in_channels == 128 and name != "conv2d_fold_kernel":

@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource, constexpr_function
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia import hopper
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language.extra import cuda
 
 from triplan.backends.runtime.jit import gluon_jit
@@ -25,6 +25,8 @@ mbarrier: Any = hopper.mbarrier
 fence_async_shared: Any = hopper.fence_async_shared
 warpgroup_mma: Any = hopper.warpgroup_mma
 warpgroup_mma_wait: Any = hopper.warpgroup_mma_wait
+#: Ampere's product of factors in registers.
+mma: Any = mma_v2
 _tma: Any = hopper.tma
 load_tile: Any = getattr(_tma, "async_load", None) or _tma.async_copy_global_to_shared
 store_tile: Any = getattr(_tma, "async_store", None) or _tma.async_copy_shared_to_global
@@ -57,6 +59,7 @@ __all__ = [
     "gluon",
     "load_tile",
     "mbarrier",
+    "mma",
     "next_may_begin",
     "previous_wait",
     "reinterpret",

@@ -1,5 +1,7 @@
 """Kernel ``columns``: the gradient of weight in tf32, over copies of both factors whose columns are adjacent.
 
+For strides that ``wgmma`` does not take.
+
 wgmma multiplies tf32 only if the terms of a sum are adjacent: here pixels, where channels are last in memory. A copy of
 x has what each tap of a row reads, so that the pixels of both factors have the same columns, whatever the strides. In
 the columns that are added both factors are 0, so that they change no sum.

@@ -50,7 +50,6 @@ entries(
     whole=True,
     filled=_filled,
     elements=(*wgmma.HALF, "f32"),
-    weight={"elements": wgmma.HALF},
     version=2,
     **wgmma.HOPPER,
 )

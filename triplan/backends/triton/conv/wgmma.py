@@ -14,7 +14,7 @@ from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import values
 from triplan.backends.triton.common.strides import axis_strides
 from triplan.backends.triton.conv import shared, wgmma_division
-from triplan.backends.triton.conv.wgmma_division import DIVIDED_FOR, Division
+from triplan.backends.triton.conv.wgmma_division import DIVIDED_FOR, MOST_MAPS, Division, end_under, summed_box
 from triplan.backends.triton.conv.wgmma_kernels import conv2d_wgmma_kernel
 from triplan.backends.triton.conv.wgmma_weight_kernels import conv2d_weight_wgmma_kernel
 from triplan.descriptors import Operand
@@ -44,6 +44,9 @@ STEP_US, RESULT_US, ROWS_PER_US = 0.074, 0.45, 780.0
 #: How many times as long boxes take whose channels end within a block, as TMA fills them with zeros: behind a sector of
 #: the cache, or within one. Fitted by hand on an H100.
 ENDING = (1.5, 2.5)
+#: Bytes that a multiprocessor reads from the L2 cache in a microsecond, if the problem is small; microseconds that
+#: gradients of weight take beside their steps. From drawn problems on an H200.
+CACHED_BYTES_PER_US, SUMS_US = 1e5, 2.0
 #: Bytes of the ring at most: what the staged results and barriers leave.
 RING_BYTES = 192 << 10
 #: (pixels of a box, features) of tiles of the result; of equal ones the first.
@@ -52,8 +55,9 @@ TILES = ((64, 256), (64, 128), (128, 128), (128, 64), (64, 64))
 NARROW_TILES = ((128, 32), (256, 32))
 #: (blocks of filters, blocks of channels under a tap) of tiles of the gradient of weight.
 WEIGHT_TILES = ((2, 4), (2, 2), (1, 8), (1, 4), (1, 2))
-#: Tensor maps of x that the kernel of the gradient of weight takes.
-MOST_MAPS = 8
+#: Microseconds of a step of those of tf32, by the blocks of a tile: mma reads both factors from shared memory once for
+#: each product. Larger tiles would spill registers. On an H200.
+TF32_STEP_US = {2: 0.9, 4: 1.36}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,35 +121,6 @@ def _best_box(pixels: int, images: int, extents: tuple[int, int]) -> tuple[int, 
 
 
 @fact
-def _summed_box(desc: Conv2dProblem) -> tuple[int, int, int]:
-    """Of the boxes of 64 pixels that end where rows do, and columns if there are no maps that do, the fewest."""
-    rows, columns = desc.out_extents
-    powers = [1 << i for i in range(CHANNELS.bit_length())]
-    found = [
-        (CHANNELS // high // wide, high, wide)
-        for high, wide in itertools.product(powers, repeat=2)
-        if high * wide <= CHANNELS and rows % high == 0 and (columns % wide == 0 or _clips(desc))
-    ]
-
-    def wasted(box: tuple[int, int, int]) -> tuple[int, int, int, int]:
-        boxes = -(-desc.batch // box[0]) * (rows // box[1]) * -(-columns // box[2])
-        return boxes, columns % box[2], -box[2], -box[1]
-
-    return min(found, key=wasted)
-
-
-def _clips(desc: Conv2dProblem) -> bool:
-    """Whether there can be a map for each remainder of the rows and tap of a row: a few, none of them empty."""
-    ends = [_end_under(desc, tap) for tap in range(desc.kernel[1])]
-    return desc.stride[0] * len(ends) <= MOST_MAPS and min(ends) >= desc.stride[1]
-
-
-def _end_under(desc: Conv2dProblem, tap: int) -> int:
-    """Behind the last column of x that the last column of dout meets under a tap of a row."""
-    return (desc.out_extents[1] - 1) * desc.stride[1] + tap * desc.dilation[1] - desc.padding[2] + 1
-
-
-@fact
 def tile_of(desc: Conv2dProblem) -> Tile:
     """The cheapest of the result. Its bits do not depend on it."""
     width = _width(desc)
@@ -154,10 +129,10 @@ def tile_of(desc: Conv2dProblem) -> Tile:
     return min(found, key=lambda t: _waves_us(desc, t, DIVIDED_FOR))
 
 
-def _waves_us(desc: Conv2dProblem, tile: Tile, multiprocessors: int) -> float:
-    """Of one launch; on average, as every tap is of one launch."""
+def _waves_us(desc: Conv2dProblem, tile: Tile, multiprocessors: int, cached: bool = False) -> float:
+    """Of one launch; on average, as every tap is of one launch. ``cached``: boxes are read from the L2 cache."""
     whole, rest = divmod(reduced(desc), depth_of(desc))
-    read = 2 * tile.width * tile.rows * tile.pixels / card.SM_BYTES_PER_US
+    read = 2 * tile.width * tile.rows * tile.pixels / (CACHED_BYTES_PER_US if cached else card.SM_BYTES_PER_US)
     ending = ENDING[rest * desc.element.itemsize % card.SECTOR > 0]
     steps = whole * max(tile.step_us, read) + (max(tile.step_us, read * ending) if rest else 0)
     results = RESULT_US * desc.element.itemsize / 2 * tile.blocks
@@ -214,15 +189,17 @@ def _blocks(desc: Conv2dProblem) -> int:
 def divisions(desc: Conv2dProblem) -> list[tuple[float, Tile, Division]]:
     """(microseconds, tile, division) of the gradient of weight: of each tile the cheapest division."""
     found, moved = [], sum(desc.operand(name).nbytes for name in ("x", "dout"))
-    for rows, columns in WEIGHT_TILES:
-        tile = Tile(_summed_box(desc), rows, columns)
+    half = desc.element.itemsize == 2
+    for rows, columns in (t for t in WEIGHT_TILES if half or math.prod(t) in TF32_STEP_US):
+        tile = Tile(summed_box(desc), rows, columns)
+        step_us = tile.step_us if half else TF32_STEP_US[rows * columns]
         tiles_filters = -(-desc.filters // (rows * CHANNELS))
         tiles = tiles_filters * -(-_blocks(desc) * desc.taps // columns)
         boxes = tile.boxes(desc.batch, desc.out_extents)[0]
 
-        def cost(d: Division, tile: Tile = tile) -> float:
+        def cost(d: Division, tile: Tile = tile, step_us: float = step_us) -> float:
             waves = -(-d.shares // DIVIDED_FOR)
-            busy = waves * (d.steps * tile.step_us + d.pieces_of_share * RESULT_US * tile.blocks)
+            busy = waves * (d.steps * step_us + d.pieces_of_share * RESULT_US * tile.blocks)
             # Each multiprocessor has its part of the bandwidth.
             read = moved / card.BYTES_PER_US * max(DIVIDED_FOR / d.shares, 1.0)
             return max(busy, read) + wgmma_division.fold_us(d)
@@ -295,11 +272,11 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
 def rank(desc: Conv2dProblem, target: Target) -> float:
     """Estimated microseconds: waves of tiles, or the bytes of the operands."""
     launches = _launches(desc)
-    if shared.of_weight(desc):
-        busy = division_of(desc)[0]
-    else:
-        busy = launches * _waves_us(desc, tile_of(desc), target.sm_count)
     moved = sum(o.nbytes for o in desc.operands() if o.is_tensor)
+    if shared.of_weight(desc):
+        busy = SUMS_US + division_of(desc)[0]
+    else:
+        busy = launches * _waves_us(desc, tile_of(desc), target.sm_count, moved <= card.L2_BYTES)
     return launches * card.LAUNCH_US + max(busy, moved / card.BYTES_PER_US)
 
 
@@ -360,7 +337,7 @@ def _by_tap(desc: Conv2dProblem, block: tuple[int, int, int, int]) -> list[Tenso
     found = []
     for row, tap in itertools.product(range(desc.stride[0]), range(desc.kernel[1])):
         column = (tap * desc.dilation[1] - desc.padding[2]) % desc.stride[1]
-        found.append(_map("x", desc.element, block, (row, column), desc.stride, _end_under(desc, tap)))
+        found.append(_map("x", desc.element, block, (row, column), desc.stride, end_under(desc, tap)))
     return found
 
 
@@ -454,7 +431,7 @@ def weight_sums(desc: Conv2dProblem, target: Target, out: Arg, out_strides: tupl
     It does not overlap with the sum of the pieces: it took longer with those programs waiting beside it (H200).
     """
     _, tile, division = division_of(desc)
-    block, clipped = (*tile.box, CHANNELS), desc.out_extents[1] % tile.box[2] > 0
+    block, clipped = (*tile.box, 128 // desc.element.itemsize), desc.out_extents[1] % tile.box[2] > 0
     maps = (_by_tap if clipped else _by_remainder)(desc, block)
     high, wide = tile.boxes(desc.batch, desc.out_extents)[1:]
     lanes = division.lanes
@@ -477,7 +454,7 @@ def weight_sums(desc: Conv2dProblem, target: Target, out: Arg, out_strides: tupl
         "MAPS": len(maps),
         "FILTERS": tile.rows,
         "COLUMNS": tile.columns,
-        "STAGES": tile.stages,
+        "STAGES": tile.stages * 2 // desc.element.itemsize,  # a block of f32 has twice the bytes
         "WHOLE": whole,
     }
     return Launch(conv2d_weight_wgmma_kernel, min(division.shares, target.sm_count), args, constants)
@@ -493,7 +470,6 @@ shared.register(
     guarantee=guarantee,
     numerics=numerics,
     elements=(*HALF, "f32"),
-    weight={"elements": HALF},
     version=2,
     **HOPPER,
 )

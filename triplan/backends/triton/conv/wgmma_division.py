@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
@@ -18,11 +19,43 @@ from triplan.backends.triton.common.offsets import ceil_power, values
 from triplan.backends.triton.common.strides import axis_strides, count
 from triplan.backends.triton.conv import shared, shared_kernels as kernels
 from triplan.descriptors.conv import Conv2dProblem
+from triplan.sku.facts import fact
 
 #: Multiprocessors that the gradient of weight is divided for: bits depend on it, so that it is no target's.
 DIVIDED_FOR = 132
-#: Elements of a block of the gradient.
-BLOCK = 64 * 64
+#: Elements of a block of the gradient, and pixels of a box.
+BLOCK, PIXELS = 64 * 64, 64
+#: Tensor maps of x that the kernel takes.
+MOST_MAPS = 8
+
+
+@fact
+def summed_box(desc: Conv2dProblem) -> tuple[int, int, int]:
+    """Of the boxes of PIXELS pixels that end where rows do, and columns if there are no maps that do, the fewest."""
+    rows, columns = desc.out_extents
+    powers = [1 << i for i in range(PIXELS.bit_length())]
+    found = [
+        (PIXELS // high // wide, high, wide)
+        for high, wide in itertools.product(powers, repeat=2)
+        if high * wide <= PIXELS and rows % high == 0 and (columns % wide == 0 or _clips(desc))
+    ]
+
+    def wasted(box: tuple[int, int, int]) -> tuple[int, int, int, int]:
+        boxes = -(-desc.batch // box[0]) * (rows // box[1]) * -(-columns // box[2])
+        return boxes, columns % box[2], -box[2], -box[1]
+
+    return min(found, key=wasted)
+
+
+def _clips(desc: Conv2dProblem) -> bool:
+    """Whether there can be a map for each remainder of the rows and tap of a row: a few, none of them empty."""
+    ends = [end_under(desc, tap) for tap in range(desc.kernel[1])]
+    return desc.stride[0] * len(ends) <= MOST_MAPS and min(ends) >= desc.stride[1]
+
+
+def end_under(desc: Conv2dProblem, tap: int) -> int:
+    """Behind the last column of x that the last column of dout meets under a tap of a row."""
+    return (desc.out_extents[1] - 1) * desc.stride[1] + tap * desc.dilation[1] - desc.padding[2] + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,9 @@ from triplan.backends.runtime.gluon import (
     gluon,
     load_tile,
     mbarrier,
+    mma,
     reinterpret,
+    thread_barrier,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -63,9 +65,9 @@ def blocks_under(
 
 
 @gluon.jit
-def block_of(buffer, i, COUNT: gl.constexpr, IMAGES: gl.constexpr, HIGH: gl.constexpr, WIDE: gl.constexpr):
-    """The block ``i`` of the COUNT blocks (IMAGES, HIGH, WIDE, CHANNELS) that a buffer holds."""
-    return reinterpret(buffer, buffer.dtype, [COUNT, IMAGES, HIGH, WIDE, CHANNELS], buffer.layout).index(i)
+def box_in(buffer, i, COUNT: gl.constexpr, BOX: gl.constexpr):
+    """The box ``i`` of the COUNT boxes of shape BOX that a buffer holds."""
+    return reinterpret(buffer, buffer.dtype, [COUNT] + BOX, buffer.layout).index(i)
 
 
 @gluon.jit
@@ -128,7 +130,10 @@ def load_sums(
     work, tiles_filters, blocks, high, wide = extent
     SHARED: gl.constexpr = 1 if FILTERS == 2 else 2
     OWN: gl.constexpr = COLUMNS // SHARED
-    BYTES: gl.constexpr = (FILTERS + COLUMNS) * CHANNELS * IMAGES * HIGH * WIDE * 2
+    BOX: gl.constexpr = dout.block_type.shape
+    WIDTH: gl.constexpr = BOX[3]  # 128 bytes
+    EACH: gl.constexpr = CHANNELS // WIDTH  # boxes of a block
+    BYTES: gl.constexpr = (FILTERS + COLUMNS) * EACH * IMAGES * HIGH * WIDE * 128
     slot = 0
     phase = 1
     for share in range(gl.program_id(0), work[1], gl.num_programs(0)):
@@ -144,11 +149,13 @@ def load_sums(
                 ready = full.index(slot)
                 mbarrier.wait(empty.index(slot), phase)
                 mbarrier.expect(ready, BYTES)
-                for i in gl.static_range(FILTERS):
-                    load_tile(dout, [at[0], at[1], at[2], filter_ + i * CHANNELS], ready, sa.index(slot * FILTERS + i))
-                for i in gl.static_range(COLUMNS):
-                    which, down, along, channel = under[i]
-                    to = block_of(sb.index(slot * SHARED + i // OWN), i % OWN, OWN, IMAGES, HIGH, WIDE)
+                for i in gl.static_range(FILTERS * EACH):
+                    to = box_in(sa.index(slot * FILTERS + i // EACH), i % EACH, EACH, BOX)
+                    load_tile(dout, [at[0], at[1], at[2], filter_ + i * WIDTH], ready, to)
+                for i in gl.static_range(COLUMNS * EACH):
+                    which, down, along, channel = under[i // EACH]
+                    channel += i % EACH * WIDTH
+                    to = box_in(sb.index(slot * SHARED + i // (OWN * EACH)), i % (OWN * EACH), OWN * EACH, BOX)
                     load_under(maps, which, at, down, along, channel, ready, to, STRIDE_ROWS, STRIDE_COLUMNS, MAPS)
                 slot, phase = next_slot(slot, phase, STAGES)
                 column += 1
@@ -176,6 +183,43 @@ def store_piece(values, out):
     gl.store(out + gl.arange(0, CHANNELS * CHANNELS, layout=flat.type.layout), flat)
 
 
+@gluon.constexpr_function
+def turned_layout(pixels, channels):
+    """Where boxes of 32 channels of 4 bytes lie, which TMA has swizzled: a matrix (pixels, channels).
+
+    Pixels 1, 2 and 4 of eight change places (with 2, 4, 1): a thread of mma reads pixel ``lane % 4``, and the channel
+    ``lane / 4``. So the 32 threads of a warp read 32 banks, where they would read each of 16 twice. Both factors have
+    this order, so that the products are the same.
+    """
+    bases = [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [4, 4], [1, 8], [2, 16]]
+    bases += [[1 << i, 0] for i in range(3, pixels.bit_length() - 1)]
+    bases += [[0, 1 << i] for i in range(5, channels.bit_length() - 1)]
+    return gl.SharedLinearLayout(bases)
+
+
+@gluon.constexpr_function
+def accumulator(half, columns):
+    """The layout of (CHANNELS, columns) sums of a warpgroup: of wgmma for halves, else of mma."""
+    if half:
+        return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
+    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[2, 2], instr_shape=[16, 8])
+
+
+@gluon.jit
+def turned(buffer, PIXELS: gl.constexpr, WIDTH: gl.constexpr):
+    """A buffer of boxes of 4-byte elements as a matrix (PIXELS, WIDTH)."""
+    return reinterpret(buffer, buffer.dtype, [PIXELS, WIDTH], turned_layout(PIXELS, WIDTH))
+
+
+@gluon.jit
+def add_product(x, y, acc):
+    """acc + x.T @ y of tf32, (pixels, rows) and (pixels, columns): wgmma would read pixels side by side alone."""
+    layout: gl.constexpr = acc.type.layout
+    a = x.permute((1, 0)).load(gl.DotOperandLayout(0, layout, 1))
+    b = y.load(gl.DotOperandLayout(1, layout, 1))
+    return mma(a, b, acc, "tf32")
+
+
 @gluon.jit
 def multiply_sums(
     out,
@@ -197,7 +241,8 @@ def multiply_sums(
     SHARED: gl.constexpr = 1 if FILTERS == 2 else 2
     OWN: gl.constexpr = COLUMNS // SHARED
     N: gl.constexpr = OWN * CHANNELS
-    layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16])
+    HALF: gl.constexpr = sa.dtype.primitive_bitwidth == 16
+    layout: gl.constexpr = accumulator(HALF, N)
     slot = 0
     phase = 0
     last = 0
@@ -208,16 +253,20 @@ def multiply_sums(
             acc = gl.zeros((CHANNELS, N), gl.float32, layout)
             for step in range(steps):
                 mbarrier.wait(full.index(slot), phase)
-                if FILTERS == 2:
-                    x = matrix(sa.index(slot * 2 + WHICH), PIXELS, CHANNELS).permute((1, 0))
-                    y = matrix(sb.index(slot), PIXELS, N)
+                x = sa.index(slot * FILTERS + WHICH % FILTERS)
+                y = sb.index(slot * SHARED + WHICH % SHARED)
+                if HALF:
+                    x, y = matrix(x, PIXELS, CHANNELS).permute((1, 0)), matrix(y, PIXELS, N)
+                    running = warpgroup_mma(x, y, acc, is_async=True)
+                    acc, last, slot, phase = after_product(running, empty, last, slot, phase, step == 0, STAGES)
                 else:
-                    x = matrix(sa.index(slot), PIXELS, CHANNELS).permute((1, 0))
-                    y = matrix(sb.index(slot * 2 + WHICH), PIXELS, N)
-                running = warpgroup_mma(x, y, acc, is_async=True)
-                acc, last, slot, phase = after_product(running, empty, last, slot, phase, step == 0, STAGES)
-            acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
-            mbarrier.arrive(empty.index(last), count=1, pred=steps > 0)
+                    acc = add_product(turned(x, PIXELS, CHANNELS), turned(y, PIXELS, N), acc)
+                    thread_barrier()  # all warps have read the slot
+                    mbarrier.arrive(empty.index(slot), count=1)
+                    slot, phase = next_slot(slot, phase, STAGES)
+            if HALF:
+                acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+                mbarrier.arrive(empty.index(last), count=1, pred=steps > 0)
             parts = column_blocks(acc, OWN)
             first = tile // tiles_filters * COLUMNS
             row = tile % tiles_filters * (FILTERS * CHANNELS)
@@ -269,8 +318,8 @@ def conv2d_weight_wgmma_kernel(
     above, q * STRIDE_COLUMNS + s * dilation_columns - left, c].
 
     A tile is FILTERS blocks of 64 filters by COLUMNS blocks of 64 channels under a tap: the blocks of all taps follow
-    each other. ``pieces_of`` and ``piece_of`` say which boxes of which tiles a share sums, which fixes the order of the
-    sum.
+    each other. A block of halves is one box of channels, of f32 (multiplied as tf32 by mma) two. ``pieces_of`` and
+    ``piece_of`` say which boxes of which tiles a share sums, which fixes the order of the sum.
     ``dout`` and ``x0`` to ``x3`` as in ``conv2d_wgmma_kernel``. Boxes end where rows and columns of dout do, or where
     there is no image: 0 times an infinity of x would be NaN. With CLIPPED they may pass the last column: there is a map
     for each remainder of the rows and tap of a row, which ends where dout's last column meets x.
@@ -282,9 +331,11 @@ def conv2d_weight_wgmma_kernel(
 
     Runs on 4 warps, the first warpgroup, and 5 more that ``warp_specialize`` adds.
     """
-    sa = gl.allocate_shared_memory(dout.dtype, [STAGES * FILTERS] + dout.block_type.shape, dout.layout)
     SHARED: gl.constexpr = 1 if FILTERS == 2 else 2
-    own: gl.constexpr = [COLUMNS // SHARED * IMAGES, HIGH, WIDE, CHANNELS]
+    WIDTH: gl.constexpr = dout.block_type.shape[3]
+    EACH: gl.constexpr = CHANNELS // WIDTH * IMAGES
+    sa = gl.allocate_shared_memory(dout.dtype, [STAGES * FILTERS, EACH, HIGH, WIDE, WIDTH], dout.layout)
+    own: gl.constexpr = [COLUMNS // SHARED * EACH, HIGH, WIDE, WIDTH]
     sb = gl.allocate_shared_memory(x0.dtype, [STAGES * SHARED] + own, x0.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
