@@ -84,4 +84,5 @@ def _channels_first(desc: Conv2dProblem) -> dict[Operand, int]:
     return {o: 1 for o in shared.channels_apart(desc) if o.layout.packed}
 
 
-entries(tiles.TILED, "converted", _channels_first, whole=False, priority=1)  # as tiles, whose bits it has
+# As tiles, whose bits it has.
+entries(tiles.TILED, "converted", _channels_first, whole=False, priority=1, weight={"version": 2})

@@ -118,7 +118,7 @@ def with_features(launches: list[Launch], features: int) -> list[Launch]:
 
 def rank(copies: Sequence[Padded]) -> float:
     """Estimated microseconds."""
-    return sum(card.LAUNCH_US + (c.operand.nbytes + c.nbytes) / card.BYTES_PER_US for c in copies)
+    return sum(card.OVERLAPPED_LAUNCH_US + (c.operand.nbytes + c.nbytes) / card.BYTES_PER_US for c in copies)
 
 
 def counted(copies: Sequence[Padded]) -> Support:

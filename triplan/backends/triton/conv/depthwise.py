@@ -35,6 +35,9 @@ WARPS = 4
 #: Products that one multiprocessor accumulates per microsecond, for pixels and for the gradient of weight; measured on
 #: an H200 with 3 x 3 taps and channels that are not read in vectors.
 SM_PRODUCTS_PER_US, SM_WEIGHT_PRODUCTS_PER_US = 3.3e4, 3.8e4
+#: Microseconds that results take longer for each tap, which a thread reads after another. From small drawn problems on
+#: an H200.
+TAP_US = 0.03
 #: Microseconds that the gradient of weight takes longer: it waits for what it reads, and sums threads. Untuned.
 WEIGHT_US = 1.0
 
@@ -214,7 +217,7 @@ def rank(desc: Conv2dProblem, target: Target) -> float:
     products = shared.pixels(desc) * desc.in_channels * desc.taps
     rate = SM_WEIGHT_PRODUCTS_PER_US if shared.of_weight(desc) else SM_PRODUCTS_PER_US
     work = products / (rate * min(target.sm_count, max(programs(desc), 1)))
-    beside = card.LAUNCH_US
+    beside = card.LAUNCH_US + TAP_US * desc.taps
     if shared.of_weight(desc):
         beside = shared.launches_us(2 if _parts(desc) > 1 else 1) + WEIGHT_US
     return beside + max(work, sum(o.nbytes for o in desc.operands()) / card.BYTES_PER_US)

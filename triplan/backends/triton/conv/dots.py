@@ -27,6 +27,9 @@ WARPS = 4
 SMS = 132
 #: Microseconds of a step, which waits for loads, and of each of a thread's loads. On an H100, of 1 to 1337 steps.
 WAIT_US, LOAD_US = 0.5, 0.03
+#: Microseconds of each further program of a multiprocessor beside its steps, and the share of these that it takes if
+#: many run; how many times as long steps of f64 take. From drawn problems on an H200.
+BEGIN_US, SHARED, F64 = 0.6, 0.35, 1.25
 
 
 def _pairs(desc: Conv2dProblem) -> int:
@@ -37,18 +40,22 @@ def _programs(desc: Conv2dProblem, terms: int) -> int:
     return desc.out_channels * -(-_pairs(desc) // terms)
 
 
-def _us(desc: Conv2dProblem, terms: int, pixels: int, sms: int) -> float:
-    """Estimated microseconds of a division."""
+def _steps_us(desc: Conv2dProblem, terms: int, pixels: int) -> float:
+    """Estimated microseconds of a program's steps."""
     steps, loads = -(-shared.pixels(desc) // pixels), pixels * (1 + terms) / (32 * WARPS)
-    # On an H100, 2 programs on a multiprocessor took twice as long as one.
-    waves = max(-(-_programs(desc, terms) // max(sms, 1)), 1)
-    return (card.OVERLAPPED_LAUNCH_US + steps * (WAIT_US + LOAD_US * loads)) * waves
+    return steps * (WAIT_US + LOAD_US * loads)
+
+
+def _alone_us(desc: Conv2dProblem, terms: int, pixels: int) -> float:
+    """Estimated microseconds of a division whose programs do not share multiprocessors."""
+    waves = max(-(-_programs(desc, terms) // SMS), 1)
+    return (card.OVERLAPPED_LAUNCH_US + _steps_us(desc, terms, pixels)) * waves
 
 
 @fact
 def _division(desc: Conv2dProblem) -> tuple[int, int]:
     """Pairs of a program, and pixels of a step: of equal estimates the fewest."""
-    return min(DIVISIONS, key=lambda d: (_us(desc, d[0], d[1], SMS), d))
+    return min(DIVISIONS, key=lambda d: (_alone_us(desc, *d), d))
 
 
 def programs(desc: Conv2dProblem) -> int:
@@ -60,8 +67,10 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
 
 
 def rank(desc: Conv2dProblem, target: Target) -> float:
-    """Estimated microseconds."""
-    return _us(desc, *_division(desc), target.sm_count)
+    """Estimated microseconds: programs of a multiprocessor begin one after another, and hide each other's waits."""
+    waves = programs(desc) / max(target.sm_count, 1)
+    steps = _steps_us(desc, *_division(desc)) * (F64 if desc.element.itemsize == 8 else 1.0)
+    return card.OVERLAPPED_LAUNCH_US + BEGIN_US * max(waves - 1, 0.0) + steps * max(SHARED * waves, 1.0)
 
 
 def guarantee(desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:
@@ -77,6 +86,7 @@ def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
     args: dict[str, Arg] = {
         **found,
         **shared.geometry(desc),
+        **shared.divided(*desc.out_extents),
         "pixels": Int(shared.pixels(desc)),
         "filters": Int(desc.filters),
         "channels": count(desc.channels),

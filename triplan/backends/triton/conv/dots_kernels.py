@@ -7,7 +7,7 @@ import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.overlap import begin
-from triplan.backends.triton.conv.shared_kernels import first, offset, within
+from triplan.backends.triton.conv.shared_kernels import first, offset, place_of, within
 
 
 @jit
@@ -56,7 +56,7 @@ def conv2d_weight_dots_kernel(
     acc = tl.zeros((PIXELS, TERMS), ACC)
     for start in range(0, pixels, PIXELS):
         pixel = start + tl.arange(0, PIXELS)
-        image, row, column = pixel // (rows * columns), pixel // columns % rows, pixel % columns
+        image, row, column = place_of(pixel, rows, columns)
         at = offset(image, dout_strides[0]) + offset(row, dout_strides[2]) + offset(column, dout_strides[3])
         a = tl.load(dout + at, mask=pixel < pixels, other=0.0).to(ACC)
         y = first(row, stride_rows, above)[:, None] + (tap_row * dilation_rows)[None, :]

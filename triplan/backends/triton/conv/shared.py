@@ -9,7 +9,7 @@ from typing import Any
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds, card
-from triplan.backends.triton.common.offsets import ceil_power, values
+from triplan.backends.triton.common.offsets import ceil_power, divisor, values
 from triplan.backends.triton.common.strides import axis_strides, count
 from triplan.backends.triton.conv import shared_kernels as kernels
 from triplan.descriptors import (
@@ -124,6 +124,11 @@ def geometry(desc: Conv2dProblem) -> dict[str, Arg]:
         "dilation_rows": Int(desc.dilation[0]),
         "dilation_columns": Int(desc.dilation[1]),
     }
+
+
+def divided(rows: int, columns: int) -> dict[str, Arg]:
+    """``rows`` and ``columns`` as ``place_of`` takes them."""
+    return {"rows": divisor(rows, wide=False), "columns": divisor(columns, wide=False)}
 
 
 def of_pixels(desc: Conv2dProblem) -> dict[str, Arg]:

@@ -6,6 +6,7 @@
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
+from triplan.backends.triton.common.offsets_kernels import quotient
 from triplan.backends.triton.common.overlap import begin
 
 
@@ -13,6 +14,17 @@ from triplan.backends.triton.common.overlap import begin
 def offset(index, stride):
     """``index * stride`` in i64; a ``stride`` of None is 1."""
     return tl.cast(index, tl.int64) if stride is None else tl.cast(index, tl.int64) * stride
+
+
+@jit
+def place_of(pixel, rows, columns):
+    """(image, row, column) of ``pixel``; ``rows`` and ``columns`` are (size, multiplier, shift), see ``quotient``.
+
+    A step finds this for each pixel that a thread reads: five divisions of i32 took longer than the step's products.
+    """
+    line = quotient(pixel, columns)
+    image = quotient(line, rows)
+    return image, line - image * rows[0], pixel - line * columns[0]
 
 
 @jit
@@ -28,21 +40,11 @@ def within(index, extent):
 
 
 @jit
-def position(at, tap, dilation, stride, extent, TRANSPOSED: tl.constexpr):
-    """The row (or column) that a tap of the filters reads, and whether there is one.
-
-    ``at`` is that of tap 0; TRANSPOSED: what the gradient of x reads, times ``stride``, of which None is 1.
-    """
-    if TRANSPOSED:
-        up = at - tap * dilation
-        found = up if stride is None else up // stride
-        inside = (up >= 0) & (found < extent)
-        if stride is not None:
-            inside = inside & (up % stride == 0)
-    else:
-        found = at + tap * dilation
-        inside = (found >= 0) & (found < extent)
-    return found, inside
+def position(at, reach, extent, TRANSPOSED: tl.constexpr):
+    """The row (or column) that a tap reads, and whether there is one. ``at`` is that of tap 0; TRANSPOSED: a tap of the
+    gradient of x reads one ``reach`` rows before it, and not after."""
+    found = at - reach if TRANSPOSED else at + reach
+    return found, (found >= 0) & (found < extent)
 
 
 @jit

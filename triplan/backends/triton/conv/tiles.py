@@ -9,10 +9,11 @@ from typing import Any
 
 from triplan.backends.runtime.launch import Arg, Int, Launch
 from triplan.backends.triton.common import card
-from triplan.backends.triton.common.offsets import TL, ceil_power
+from triplan.backends.triton.common.offsets import TL, ceil_power, divisor
 from triplan.backends.triton.common.strides import count
 from triplan.backends.triton.conv import shared, tiles_kernels as kernels
 from triplan.backends.triton.conv.copies import VECTOR
+from triplan.descriptors import Operand
 from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku import ArchSku, MathPrecision, PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact
@@ -26,26 +27,36 @@ TERAFLOPS = {
     MathPrecision.F32: {ArchSku.SM90A: 25.0, ArchSku.SM80: 8.0},
     MathPrecision.F64: {ArchSku.SM90A: 25.0, ArchSku.SM80: 8.0},
 }
-#: How many times as long products take whose factors are read element by element. Untuned.
-SCATTERED = 8.0
-#: Microseconds of one multiprocessor for a step of pairs of a tap and a channel, which are read one by one; also of the
-#: gradient of weight. On an H200: of 7 x 7 taps and 3 channels, or 384 groups of one.
-FLAT_STEP_US = {False: 2.7, True: 0.75}
+#: How many times as long products take whose factors are read element by element, by their bytes. Of f64 from drawn
+#: problems on an H200, otherwise untuned.
+SCATTERED = {2: 8.0, 4: 8.0, 8: 1.0}
+#: TFLOP/s of FMAs where weights are read along channels, which few threads find in different banks. On an H200.
+FMA_TERAFLOPS = 13.0
+#: Microseconds of one multiprocessor for an element of a step of pairs of a tap and a channel. From drawn problems on
+#: an H200, of f16, tf32 and f64.
+FLAT_US = 4e-4
 #: Elements that a multiprocessor reads in a microsecond one by one, as strides are no multiples of a vector, by their
-#: bytes: no copy of 2 bytes runs while tiles are multiplied. Measured on an H100 (2 bytes) and an H200 (4).
-RAGGED_PER_US = {2: 1000, 4: 2000, 8: 2000}
-#: Microseconds of a step in which a program waits for what it reads. On an H200, of elements of 2 bytes.
-STEP_US = 0.7
+#: bytes: no copy of 2 bytes runs while tiles are multiplied; and those that it writes. From drawn problems on an H200.
+RAGGED_PER_US = {2: 2700, 4: 2400, 8: 2000}
+WRITTEN_PER_US = 4700
+#: Elements that one warp reads in a microsecond one by one, if no other program reads. From drawn problems on an H200.
+ALONE_PER_US = 300
+#: Microseconds of one multiprocessor for an element of the result beside the steps: addresses, and the store. From
+#: drawn problems on an H200.
+RESULT_US = 3.5e-4
+#: Microseconds of a step in which a program waits for what it reads; also of the gradient of weight. On an H200, of
+#: elements of 2 bytes.
+STEP_US = {False: 0.5, True: 1.0}
 #: Microseconds of one multiprocessor for a step of narrow tiles of 2 bytes, and bytes that it then reads in each; how
 #: many times as long steps take that mask channels. On an H100, of 16 to 48 channels.
-NARROW_US, READ_PER_US, MASKED = 0.08, 6.5e4, 1.6
+NARROW_US, READ_PER_US, MASKED = 0.13, 7.9e4, 1.6
 #: Operations per microsecond in 1 TFLOP/s.
 TERA_PER_US = 10**6
 #: Programs that keep any card busy, and parts of the gradient of weight at most. Untuned.
 BUSY_PROGRAMS = 528
 MOST_PARTS = 128
-#: Pairs of a tap and a channel of a tile at most. Untuned.
-FLAT_COLUMNS = 64
+#: Pairs of a tap and a channel of a tile at most, and of FMAs, whose registers would spill. Untuned.
+FLAT_COLUMNS, FLAT_COLUMNS_FMA = 64, 32
 #: Elements of a tile up to which 4 warps compute it, and not 8. Untuned.
 FEW_WARPS = 64 * 64
 
@@ -71,11 +82,15 @@ TILES = {
     "f32": Tile(64, 64, 16, 3),
     "f64": Tile(32, 32, 16, 1),
 }
+#: Of halves that are not all read and written in vectors: each element has an address, and larger tiles spill so many
+#: registers that they leave the L1 cache (58 us for a tile of one step).
+RAGGED_HALF = Tile(128, 64, 32, 3)
 #: Of ``small_tiles``; and blocks of pixels that a program sums alone, because a second launch takes longer.
 SMALL, WHOLE = Tile(16, 16, 128, 1), 4
 #: Microseconds of a small tile beside its steps; of a step that waits for loads, for each of a thread's loads, and for
-#: each of its products without tensor cores; programs of a multiprocessor that do not slow each other. On an H200.
-SMALL_US, WAIT_US, LOAD_US, PRODUCT_US, RESIDENT = 0.2, 0.3, 0.055, 0.005, 2.5
+#: each of its products without tensor cores; programs of a multiprocessor that do not slow each other. From drawn
+#: problems on an H200.
+SMALL_US, WAIT_US, LOAD_US, PRODUCT_US, RESIDENT = 0.1, 0.3, 0.047, 0.008, 1.7
 #: Blocks of channels that may be summed in a step.
 DEPTHS = (128, 64, 32, 16)
 
@@ -88,6 +103,12 @@ def _fitting(most: int, extent: int) -> int:
 def _transposed(desc: Conv2dProblem) -> bool:
     """Whether both factors are transposed on the way to shared memory, as wgmma takes tf32: large tiles repay it."""
     return desc.multiplicands is MathPrecision.TF32 and min(desc.filters, desc.channels) >= 96
+
+
+def _whole(o: Operand) -> bool:
+    """Whether channels are read and written in vectors: packed ones are if there is one pixel or tap."""
+    one = o.layout.packed and math.prod(o.shape[2:]) == 1
+    return shared.in_vectors(o) or (one and o.shape[1] * o.element.itemsize % 16 == 0 and o.alignment >= 16)
 
 
 def _features(desc: Conv2dProblem) -> int:
@@ -132,7 +153,11 @@ class Tiles:
     def _known(self, desc: Conv2dProblem) -> Tile:
         if self.small:
             return SMALL
-        return TILES["half" if desc.element.itemsize == 2 else desc.multiplicands.value]
+        if desc.element.itemsize > 2:
+            return TILES[desc.multiplicands.value]
+        images = (o for o in desc.operands() if len(o.shape) == 4 and o.shape[1] > 1)
+        whole = shared.of_weight(desc) or all(map(_whole, images))
+        return TILES["half"] if whole else RAGGED_HALF
 
     def _depth(self, desc: Conv2dProblem) -> int | None:
         """Channels of a step: the largest block whose last leaves a quarter empty at most; None if there is none."""
@@ -152,7 +177,9 @@ class Tiles:
             stages = 2  # with 3, registers spill
         if shared.of_weight(desc):
             if self._flat(desc):
-                wide, most = _fitting(FLAT_COLUMNS, desc.taps * desc.channels), min(known.k, 32)
+                fma = desc.multiplicands is MathPrecision.F32
+                columns = FLAT_COLUMNS_FMA if fma else FLAT_COLUMNS
+                wide, most = _fitting(columns, desc.taps * desc.channels), min(known.k, 32)
                 return Tile(_fitting(known.m, desc.filters), wide, most, stages)
             m, n = (2 * known.m, 2 * known.n) if _transposed(desc) else (known.m, known.n)
             return Tile(_fitting(m, desc.filters), _fitting(n, desc.channels), known.k, stages)
@@ -194,7 +221,7 @@ class Tiles:
         tile = self.tile_of(desc)
         launches = 2 if self.workspace(desc, target) else 1
         nbytes = sum(o.nbytes for o in desc.operands()) + 2 * self.workspace(desc, target)
-        beside = shared.launches_us(launches) + nbytes / card.BYTES_PER_US
+        beside = launches * card.OVERLAPPED_LAUNCH_US + nbytes / card.BYTES_PER_US
         if shared.of_weight(desc):
             terms = -(-shared.pixels(desc) // tile.k) * tile.k
         else:
@@ -207,27 +234,33 @@ class Tiles:
             waves = max(self.programs(desc) / (RESIDENT * target.sm_count), 1.0)
             return beside + (SMALL_US + each * max(steps / parts, 1.0)) * waves
         products = self._products(desc) * tile.m * tile.n * terms
-        rate = TERAFLOPS[desc.multiplicands].get(target.arch, 1.0) * TERA_PER_US
+        rate = TERAFLOPS[desc.multiplicands].get(target.arch, 1.0)
+        if desc.multiplicands is MathPrecision.F32 and not shared.of_weight(desc):
+            rate = min(rate, FMA_TERAFLOPS * min(tile.n / 64, 1.0))  # narrow tiles have few sums a thread
+        rate *= TERA_PER_US
         if target.arch is ArchSku.SM90A:  # wgmma takes 64 rows; fewer are multiplied as on older cards
             rate *= min(tile.m, 64) / 64
         work = 2.0 * products / rate
         if any(not o.is_written for o in shared.channels_apart(desc)):
-            work *= SCATTERED
+            work *= SCATTERED[desc.element.itemsize]
         steps, launched = products // (tile.m * tile.n * tile.k), max(self.programs(desc), 1)
         ragged = self._ragged(desc) / RAGGED_PER_US[desc.element.itemsize]
+        alone = self._ragged(desc) / (ALONE_PER_US * tile.warps)
         work = max(work, steps * ragged / target.sm_count)
         written = next(o for o in desc.operands() if o.is_written)
-        loose = not (shared.of_weight(desc) or written.layout.packed or written.layout.unit_axis == 1)
-        stored = tile.m * tile.n / RAGGED_PER_US[desc.element.itemsize] if loose else 0.0
+        loose = not shared.of_weight(desc) and not _whole(written)
+        stored = tile.m * tile.n / WRITTEN_PER_US if loose else 0.0
         if desc.element.itemsize == 2 and not shared.of_weight(desc):
             read = NARROW_US + 2 * (tile.m + tile.n) * tile.k / READ_PER_US
             masked = MASKED if _reduced(desc) % tile.k else 1.0
             work = max(work, steps * read * masked / target.sm_count)
         if self._flat(desc):
-            work = max(work, steps * FLAT_STEP_US[shared.of_weight(desc)] / target.sm_count)
-        work = max(work * max(target.sm_count / launched, 1.0), steps / launched * max(STEP_US, ragged))
+            work = max(work, steps * FLAT_US * (tile.m + tile.n) * tile.k / target.sm_count)
+        waiting = steps / launched * max(STEP_US[shared.of_weight(desc)], alone)
+        work = max(work * max(target.sm_count / launched, 1.0), waiting)
         # A program that multiplies tiles waits for what it reads first, and others do not make up for all of it.
-        return beside + work + stored * max(launched / target.sm_count, 1.0)
+        stored = stored * max(launched / target.sm_count, 1.0)
+        return beside + work + stored + RESULT_US * tile.m * tile.n * max(launched / (2 * target.sm_count), 1.0)
 
     def _step_us(self, desc: Conv2dProblem) -> float:
         """Of a step of small tiles, which waits for what it reads: loads of vectors, or of elements."""
@@ -237,8 +270,9 @@ class Tiles:
             if o.is_written or len(o.shape) != 4:
                 continue
             vector = VECTOR * 2 // o.element.itemsize
-            whole = shared.in_vectors(o) and not (flat and (not shared.of_weight(desc) or o.name == "x"))
-            found += LOAD_US * tile.k * tile.m / (32 * tile.warps) / (vector if whole else 1) * (1.5 if whole else 1)
+            whole = _whole(o) and not (flat and (not shared.of_weight(desc) or o.name == "x"))
+            each = 1.5 / vector if whole else 1.5 if flat else 1.0
+            found += LOAD_US * each * tile.k * tile.m / (32 * tile.warps)
         if desc.multiplicands in (MathPrecision.F32, MathPrecision.F64):
             found += PRODUCT_US * tile.k * tile.m * tile.n / (32 * tile.warps)
         return found
@@ -294,7 +328,8 @@ class Tiles:
         """The result, or the gradient of x."""
         if self.programs(desc) == 0:
             return []
-        periods = ("period_rows", "period_columns")
+        periods, reduced = ("period_rows", "period_columns"), _reduced(desc)
+        divides = self._flat(desc) and reduced % 2 == 1
         args: dict[str, Arg] = {
             **shared.of_pixels(desc),
             "pixels": Int(shared.pixels(desc)),
@@ -302,6 +337,8 @@ class Tiles:
             "own_weights": Int(desc.filters),
             **{name: Int(n) if _strided(desc) else None for name, n in zip(periods, _periods(desc), strict=True)},
             **self._shared(desc),
+            **shared.divided(*((desc.height, desc.width) if shared.of_input(desc) else desc.out_extents)),
+            "channels": (count(reduced), *(divisor(reduced, wide=False)[1:] if divides else (None, None))),
         }
         return [self._launch(desc, target, kernels.conv2d_tiles_kernel, args, TRANSPOSED=shared.of_input(desc))]
 
@@ -316,11 +353,12 @@ class Tiles:
             "filters": count(desc.filters),
             "groups": Int(desc.groups),
             **self._shared(desc),
+            **shared.divided(*desc.out_extents),
         }
         return [self._launch(desc, target, kernels.conv2d_weight_kernel, args), *shared.fold(desc, parts, target)]
 
-    def register(self, priority: int) -> None:
-        """The entry of these tiles."""
+    def register(self, priority: int, **weight: object) -> None:
+        """The entry of these tiles; ``weight``: in what that of the gradient of weight differs."""
         shared.register(
             self.build,
             self.build_weight,
@@ -331,8 +369,9 @@ class Tiles:
             guarantee=self.guarantee,
             numerics=self.numerics,
             priority=priority,
+            weight=weight,
         )
 
 
 TILED = Tiles("tiles")
-TILED.register(priority=1)  # after depthwise, whose bits are others
+TILED.register(priority=1, version=2)  # after depthwise, whose bits are others

@@ -10,8 +10,9 @@ channel that is summed ("implicit GEMM"; Chetlur et al., cuDNN, arXiv 1410.0759)
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
+from triplan.backends.triton.common.offsets_kernels import quotient
 from triplan.backends.triton.common.overlap import begin
-from triplan.backends.triton.conv.shared_kernels import first, offset, position
+from triplan.backends.triton.conv.shared_kernels import first, offset, place_of, position
 
 
 @jit
@@ -68,9 +69,11 @@ def conv2d_tiles_kernel(
 
     ``source`` and ``out`` (image, channel, row, column) of f16, bf16, f32 or f64, their strides in this order, None for
     1; ``weight`` (feature, channel, tap row, tap column), its groups ``own_weights`` apart along its first axis in
-    memory; sums in ACC. ``features`` and ``channels`` are those of a group. TRANSPOSED: the gradient of x; features are
-    then x's channels. FLAT: a step takes BLOCK_K pairs of a tap and a channel; else channels of one tap, whose
-    addresses are next to each other where the stride of channels is 1.
+    memory; sums in ACC. ``features`` and ``channels`` are those of a group. ``rows``, ``columns`` and ``channels``
+    are (size, multiplier, shift), by which ``quotient`` divides. TRANSPOSED: the gradient of x; features are then x's
+    channels. FLAT: a step takes BLOCK_K pairs of a tap and a channel; else channels of one tap, whose addresses are
+    next to each other where the stride of channels is 1. An even number of channels has no multiplier: of its
+    remainders the compiler knows which are adjacent.
 
     ``period_rows`` and ``period_columns`` are given for the gradient of x of a strided convolution: a program's pixels
     are then those whose rows (and columns) have one remainder modulo the stride. The same taps reach all of them, one
@@ -83,51 +86,60 @@ def conv2d_tiles_kernel(
     pixel = program % tiles_m * BLOCK_M + tl.arange(0, BLOCK_M)
     group = program // tiles_m
     if period_rows is None:
-        image, row, column = pixel // (rows * columns), pixel // columns % rows, pixel % columns
+        image, row, column = place_of(pixel, rows, columns)
+        at_row, at_column = row + above, column + left
+        if not TRANSPOSED:
+            at_row, at_column = first(row, stride_rows, above), first(column, stride_columns, left)
         first_row, first_column, step_rows, step_columns = 0, 0, 1, 1
         tap_columns, used = kernel_columns, taps
+        reach_rows, reach_columns = dilation_rows, dilation_columns
     else:
         row_of, column_of = group % stride_rows, group // stride_rows % stride_columns
         group = group // stride_rows // stride_columns
-        own_rows = tl.maximum(tl.cdiv(rows - row_of, stride_rows), 1)
-        own_columns = tl.maximum(tl.cdiv(columns - column_of, stride_columns), 1)
-        image, row = pixel // (own_rows * own_columns), row_of + pixel // own_columns % own_rows * stride_rows
-        column = column_of + pixel % own_columns * stride_columns
+        own_rows = tl.maximum(tl.cdiv(rows[0] - row_of, stride_rows), 1)
+        own_columns = tl.maximum(tl.cdiv(columns[0] - column_of, stride_columns), 1)
+        line = pixel // own_columns
+        image = line // own_rows
+        at_row, at_column = line - image * own_rows, pixel - line * own_columns
+        row, column = row_of + at_row * stride_rows, column_of + at_column * stride_columns
         first_row = first_tap(row_of + above, dilation_rows, stride_rows, period_rows)
         first_column = first_tap(column_of + left, dilation_columns, stride_columns, period_columns)
         step_rows, step_columns = period_rows, period_columns
         tap_columns = tl.maximum(tl.cdiv(kernel_columns - first_column, period_columns), 0)
         used = tl.maximum(tl.cdiv(taps // kernel_columns - first_row, period_rows), 0) * tap_columns
-    in_pixels = ((image < pixels // (rows * columns)) & (row < rows) & (column < columns))[:, None]
+        # What the taps reach is a multiple of the strides: both are divided, and no step has to.
+        at_row += (row_of + above - first_row * dilation_rows) // stride_rows
+        at_column += (column_of + left - first_column * dilation_columns) // stride_columns
+        reach_rows = period_rows * dilation_rows // stride_rows
+        reach_columns = period_columns * dilation_columns // stride_columns
+    in_pixels = ((image < pixels // (rows[0] * columns[0])) & (row < rows[0]) & (column < columns[0]))[:, None]
     in_features = (feature < features)[None, :]
-    at_row, at_column = row + above, column + left
-    if not TRANSPOSED:
-        at_row, at_column = first(row, stride_rows, above), first(column, stride_columns, left)
-    source += offset(group * channels, source_strides[1])
+    source += offset(group * channels[0], source_strides[1])
     weight += offset(group * own_weights, weight_strides[0])
     images = source + offset(image, source_strides[0])[:, None]
     filters = weight + offset(feature, weight_strides[1 if TRANSPOSED else 0])[None, :]
     depth = tl.arange(0, BLOCK_K)
     acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
-    blocks = tl.cdiv(channels, BLOCK_K)
-    steps = tl.cdiv(used * channels, BLOCK_K) if FLAT else used * blocks
+    blocks = tl.cdiv(channels[0], BLOCK_K)
+    steps = tl.cdiv(used * channels[0], BLOCK_K) if FLAT else used * blocks
     for step in range(steps):
         if FLAT:
             term = step * BLOCK_K + depth
-            tap, channel = term // channels, term % channels
-            inside = term < used * channels
+            if channels[1] is None:
+                tap, channel = term // channels[0], term % channels[0]
+            else:
+                tap = quotient(term, channels)
+                channel = term - tap * channels[0]
+            inside = term < used * channels[0]
         else:
             tap, channel = step // blocks, step % blocks * BLOCK_K + depth
-            inside = channel < channels
-        tap_row = first_row + tap // tap_columns * step_rows
-        tap_column = first_column + tap % tap_columns * step_columns
-        reading_row, reading_column = tap_row, tap_column
+            inside = channel < channels[0]
+        down, along = tap // tap_columns, tap % tap_columns
+        tap_row, tap_column = first_row + down * step_rows, first_column + along * step_columns
         if FLAT:
-            reading_row, reading_column = tap_row[None, :], tap_column[None, :]
-        y, in_rows = position(at_row[:, None], reading_row, dilation_rows, stride_rows, source_rows, TRANSPOSED)
-        x, in_columns = position(
-            at_column[:, None], reading_column, dilation_columns, stride_columns, source_columns, TRANSPOSED
-        )
+            down, along = down[None, :], along[None, :]
+        y, in_rows = position(at_row[:, None], down * reach_rows, source_rows, TRANSPOSED)
+        x, in_columns = position(at_column[:, None], along * reach_columns, source_columns, TRANSPOSED)
         at = images + offset(y, source_strides[2]) + offset(x, source_strides[3])
         at = at + offset(channel, source_strides[1])[None, :]
         a = tl.load(at, mask=in_pixels & in_rows & in_columns & inside[None, :], other=0.0)
@@ -213,7 +225,7 @@ def conv2d_weight_kernel(
     last = tl.minimum((part + 1) * each, pixels)
     for start in range(part * each, last, BLOCK_K):
         pixel = start + tl.arange(0, BLOCK_K)
-        image, row, column = pixel // (rows * columns), pixel // columns % rows, pixel % columns
+        image, row, column = place_of(pixel, rows, columns)
         inside = pixel < last
         at = offset(image, dout_strides[0]) + offset(row, dout_strides[2]) + offset(column, dout_strides[3])
         a = tl.load(dout + at[:, None], mask=inside[:, None] & in_filters, other=0.0)
