@@ -57,7 +57,7 @@ def split(desc: ReductionProblem, target: Target) -> list[Launch]:
         own = {**given, "out": None, "second": None} if is_first else {**given, "kept": given["all_kept"]}
         taken, constants = found.taken(which, own), found.taken(which, found.constants(tile))
         # Without a limit, ptxas spills registers when it merges variances, to raise occupancy.
-        most = None if is_first else MERGING_REGISTERS
+        most = found.registers() if is_first else MERGING_REGISTERS
         launches.append(
             Launch(which, grid, taken, constants, tile.warps, overlaps=True, max_registers=most, fuses=False)
         )

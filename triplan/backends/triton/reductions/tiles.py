@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.common.card import MAX_THREAD_REGISTERS
 from triplan.backends.triton.reductions.entries import reductions
-from triplan.backends.triton.reductions.shared import I64, POSITIONS, plan_of
+from triplan.backends.triton.reductions.shared import plan_of
 from triplan.descriptors.reductions import ReductionProblem
 from triplan.sku import SUPPORTED, Support, Target
 
@@ -30,7 +29,5 @@ def tiles(desc: ReductionProblem, target: Target) -> list[Launch]:
         return []
     args = found.taken(found.kernel, {**found.arguments(), "firsts": None, "seconds": None})
     constants = found.taken(found.kernel, found.constants(found.tile))
-    # Left alone, ptxas spills a few registers of i64 and their positions, to raise occupancy.
-    most = MAX_THREAD_REGISTERS if found.kind.accumulates in POSITIONS and found.compute is I64 else None
-    tile = found.tile
-    return [Launch(found.kernel, found.groups(), args, constants, tile.warps, max_registers=most, fuses=False)]
+    warps, most = found.tile.warps, found.registers()
+    return [Launch(found.kernel, found.groups(), args, constants, warps, max_registers=most, fuses=False)]
