@@ -28,6 +28,9 @@ ROW_BYTES = 64
 #: Counters of a thread at most if all tensors are contiguous along rows, and if these begin within one: it evaluates
 #: one more then. Threads below which it has fewer. Untuned.
 COUNTERS, ODD_COUNTERS, THREADS = 4, 8, 1 << 18
+#: Bytes of a row of x up to which one thread reads it, if out is contiguous across rows: a line of the cache, which
+#: stays in L1 until its last element is read.
+SHORT_ROW = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,8 @@ class Geometry:
         shared: elements of a counter.
         height, width: rows and columns of a program's tile.
         programs: the grid.
-        threads: those that have work, if all tensors are contiguous along ``across``: each has a tile.
+        threads: those that have work, each on a tile, if all tensors are contiguous along ``across``; or if out is, and
+            rows of x are short.
     """
 
     outer: tuple[Dim, ...]
@@ -95,10 +99,12 @@ def geometry(desc: RandomDescriptor) -> Geometry:
     across = next((d for d in beside if d.strides[1] == 1), beside[0] if beside else None)
     outer = [d for d in outer if d is not across]
     points, widest = math.prod(d.size for d in outer), columns.size + shared - 1
-    if across is not None and all(s == 1 for s in across.strides[1:]):
+    is_short = columns.size * max(o.element.itemsize for o in tensors(desc)) <= SHORT_ROW
+    if across is not None and across.strides[1] == 1 and (is_short or all(s == 1 for s in across.strides[2:])):
         most = ceil_power(max(desc.operand("out").numel // (shared * THREADS), 1))
-        counters = COUNTERS if is_aligned([*outer, across], shared) else ODD_COUNTERS
-        width = shared * min(counters, most, ceil_power(-(-columns.size // shared)))
+        most = min(most, COUNTERS if is_aligned([*outer, across], shared) else ODD_COUNTERS)
+        wanted = -(-columns.size // shared)
+        width = shared * -(-wanted // -(-wanted // most))  # parts of a row have about as many
         threads = points * across.size * -(-columns.size // width)
         return Geometry(tuple(outer), across, columns, shared, 1, width, -(-threads // (32 * WARPS)), threads)
     if across is not None:

@@ -138,6 +138,11 @@ def _write_beside(
     SHARED: tl.constexpr = 2 if WIDE else 4
     ALL: tl.constexpr = 2**63 - 1 if WIDE else 2**62 - 1
     seed, offset = state_of(state)
+    given = ()  # all of x before the first store, behind which no load may be moved
+    if x is not None:
+        for i in tl.static_range(GROUPS * SHARED):
+            given = given + (tl.load(x_at, mask=column + i < columns),)
+            x_at += x_step
     own = elements_of(seed, offset, counter & ALL, parameters, NUMBER, PAIRED, WIDE)
     for group in tl.static_range(GROUPS):
         found = own
@@ -150,11 +155,8 @@ def _write_beside(
             live = column + (group * SHARED + i) < columns
             value = found[i]
             if not PAIRED:
-                given = None
-                if x is not None:
-                    given = tl.load(x_at, mask=live)
-                    x_at += x_step
-                value = NUMBER(value, given, parameters, out.dtype.element_ty)
+                x_value = None if x is None else given[group * SHARED + i]
+                value = NUMBER(value, x_value, parameters, out.dtype.element_ty)
             tl.store(out_at, value.to(out.dtype.element_ty), mask=live)
             out_at += out_step
 
@@ -182,7 +184,8 @@ def beside_kernel(
     GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """out[r, c] as ``rows_kernel`` has it if TURNED, where out, and x if there is one, are contiguous along ``rows``.
+    """out[r, c] as ``rows_kernel`` has it if TURNED, where out is contiguous along ``rows``, and so is x if there is
+    one, or its rows are short.
 
     A thread has a part of a row: the columns of GROUPS counters, which it evaluates; and one more if its row begins
     within a counter, as elements then come from two. Neighbouring threads have neighbouring rows, so that they write
