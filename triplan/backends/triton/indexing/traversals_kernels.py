@@ -110,6 +110,7 @@ def elements_kernel(
     COMPUTE: tl.constexpr,
     DENSE_FLAT: tl.constexpr,
     INDEX_FLAT: tl.constexpr,
+    SPREAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """POINT at every point of operands of any strides: dense[c] with table[c, indices[0][c], indices[1][c], ...].
@@ -118,9 +119,12 @@ def elements_kernel(
     ``axis_strides[k]``. DENSE_FLAT and INDEX_FLAT: that operand's elements are numbered as the points are, so that its
     loads stay vectors. PAIRS: POINT gets (table, place, ``run``, position among the indices); the place is the offset,
     or, if ``place_strides`` are given, the sum of its coordinates times those along the dimensions, and of what indices
-    select times those along the indexed axes.
+    select times those along the indexed axes. SPREAD programs that follow each other are spread over all points.
     """
-    point = tl.program_id(0).to(POINT_TYPE) * BLOCK + tl.arange(0, BLOCK)
+    program = tl.program_id(0)
+    if SPREAD > 1:
+        program = program % SPREAD * (tl.num_programs(0) // SPREAD) + program // SPREAD
+    point = program.to(POINT_TYPE) * BLOCK + tl.arange(0, BLOCK)
     live = point < numel
     inside = live
     hit = live
