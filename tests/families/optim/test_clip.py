@@ -8,15 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+from proofs import target
+from samples import SetConstant
 from torch import Tensor
 
 import triplan as tp
 import triplan.optim as ours
+from triplan.backends.triton.common import tables
 from triplan.backends.triton.common.tables import CHUNK
 from triplan.backends.triton.optim import clip as entry
 from triplan.errors import InvalidProblem
 from triplan.functional.optim import TensorList
 from triplan.sku import interpreting
+from triplan.testing import check_plan
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 ORDERS = [2.0, 1.0, math.inf, -math.inf, 3.0, 0.5, -1.0]
@@ -353,3 +357,19 @@ def test_no_gradient_is_held() -> None:
     ours.clip_grad_norm_([p], 1.0)
     p.grad = None
     assert torch.cuda.memory_allocated() - before < 1 << 20
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param(where, marks=getattr(pytest.mark, where)) for where in ("interpret", "gpu")]
+)
+@pytest.mark.parametrize("few", [0, 7])
+def test_chunks_are_found_with_a_table_and_without(few: int, where: str, constant: SetConstant) -> None:
+    """Of one tensor, and of several: empty, of one chunk, of several; starts that a power of two fills and not."""
+    constant(tables, "FEW", few)
+    for sizes in ((2500,), (0, 1, 1024, 2500, 0), (1024, 0, 0, 1025), (5, 0)):
+        for desc in (
+            tp.ClipDescriptor(op="clip_value", element="f32", sizes=sizes),
+            tp.TotalNormDescriptor(element="f32", sizes=sizes, order=math.inf),
+        ):
+            assert (tables.tables(sizes, 1).args["chunks"] is None) == (few > 0)
+            assert check_plan(tp.plan(desc, target=target(where)), runs=1).compared

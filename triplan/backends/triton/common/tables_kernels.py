@@ -9,16 +9,24 @@ from triplan.backends.runtime.jit import jit
 
 
 @jit
-def chunk_of(chunks, sizes, CHUNK: tl.constexpr, PARTS: tl.constexpr = 1):
+def chunk_of(chunks, starts, sizes, CHUNK: tl.constexpr, PARTS: tl.constexpr = 1):
     """(tensor, first element, elements from there to the tensor's end) of this program's chunk, or part of a chunk.
 
-    chunks: i32 [2, programs / PARTS], of a tensor and the number of a chunk in it; sizes: i64 [tensors]. PARTS programs
-    share a chunk; those behind the tensor's end have no elements or fewer.
+    chunks: i32 [2, programs / PARTS], of a tensor and the number of a chunk in it; or None if tensors are few: then
+    ``starts`` are the numbers of the first chunks of all but the first tensor, or None of a single one. sizes: i64
+    [tensors]. PARTS programs share a chunk; those behind the tensor's end have no elements or fewer.
     """
     program = tl.program_id(0).to(tl.int64) // PARTS
-    tensor = tl.load(chunks + program).to(tl.int64)
-    first = tl.load(chunks + tl.num_programs(0) // PARTS + program).to(tl.int64) * CHUNK
-    first += tl.program_id(0) % PARTS * (CHUNK // PARTS)
+    if chunks is not None:
+        tensor = tl.load(chunks + program).to(tl.int64)
+        number = tl.load(chunks + tl.num_programs(0) // PARTS + program).to(tl.int64)
+    else:
+        tensor, number = program * 0, program
+        if starts is not None:
+            for i in tl.static_range(len(starts)):
+                tensor += (program >= starts[i]).to(tl.int64)
+                number = tl.where(program >= starts[i], program - starts[i], number)
+    first = number * CHUNK + tl.program_id(0) % PARTS * (CHUNK // PARTS)
     return tensor, first, tl.load(sizes + tensor) - first
 
 

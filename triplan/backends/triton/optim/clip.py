@@ -15,8 +15,9 @@ from triplan.descriptors.optim import ClipDescriptor
 from triplan.sku import ElementKind, PrecisionGuarantee, Target
 
 WARPS = 4
-#: Bytes that a thread loads in one iteration: two vectors. Untuned.
-BYTES = 32
+#: Elements that a thread loads in one iteration. On an H200, of a list of 23.6e6 bf16, 8 take 25.3 us and 16 27.7; of
+#: 67876 f32, 8 take 1.5 and 4 1.7.
+LANES = 8
 
 
 def guarantee(desc: ClipDescriptor) -> Mapping[str, PrecisionGuarantee]:
@@ -46,7 +47,7 @@ def clip(desc: ClipDescriptor, target: Target) -> list[Launch]:
         "limit": Scalar("limit", ElementKind.F64, 0.0),
         "tensors": Int(len(desc.sizes)),
     }
-    block = min(32 * WARPS * BYTES // desc.element.itemsize, table.chunk)
+    block = 32 * WARPS * LANES
     parts = parts_of(desc.sizes, BLOCKS * block)
     constants = {"TYPE": TYPES[desc.element], "CHUNK": table.chunk, "PARTS": parts, "BLOCK": block}
     return [Launch(kernels.clip_kernel, table.programs * parts, args, constants, num_warps=WARPS)]

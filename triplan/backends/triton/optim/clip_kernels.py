@@ -33,6 +33,7 @@ def _clipped(x, coefficient, limit, BY_NORM: tl.constexpr):
 @jit
 def clip_kernel(
     chunks,
+    starts,
     sizes,
     addresses,
     norm,
@@ -54,7 +55,7 @@ def clip_kernel(
         # Nothing changes: half of the traffic and all writes are saved in most steps of a training.
         if coefficient == 1.0:
             return
-    tensor, first, rest = chunk_of(chunks, sizes, CHUNK, PARTS)
+    tensor, first, rest = chunk_of(chunks, starts, sizes, CHUNK, PARTS)
     x = address_of(addresses, 0, tensor, tensors)  # before a branch, so that it is not loaded after ``rest``
     if PARTS > 1:
         if rest <= 0:

@@ -45,6 +45,7 @@ def _block(
 @jit
 def pointwise_kernel(
     chunks,
+    starts,
     sizes,
     addresses,
     ones,
@@ -63,7 +64,7 @@ def pointwise_kernel(
     addresses: i64 [len(TYPES), tensors], of lists of TYPES; ones: pointers to one element. READ has the number of a
     list for each value of FUNCTION, or -1 - i for the i-th of ``ones``. NARROWEST: a list of the narrowest type.
     """
-    tensor, first, rest = chunk_of(chunks, sizes, CHUNK)
+    tensor, first, rest = chunk_of(chunks, starts, sizes, CHUNK)
     shift = shift_of(address_of(addresses, NARROWEST, tensor, tensors), TYPES[NARROWEST])
     lists, joined = (), first * 0
     for k in tl.static_range(len(TYPES)):

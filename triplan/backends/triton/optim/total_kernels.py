@@ -63,6 +63,7 @@ def _term(x, order, KIND: tl.constexpr):
 @jit
 def chunk_kernel(
     chunks,
+    starts,
     sizes,
     addresses,
     partials,
@@ -79,7 +80,7 @@ def chunk_kernel(
     addresses: i64 [1, tensors], of tensors of TYPE; order: f64; partials: f64 [programs].
     """
     begin(OVERLAPS)
-    tensor, first, rest = chunk_of(chunks, sizes, CHUNK)
+    tensor, first, rest = chunk_of(chunks, starts, sizes, CHUNK)
     count = tl.minimum(rest, CHUNK).to(tl.int32)
     x = address_of(addresses, 0, tensor, tensors)
     neutral = float("inf") if KIND == SMALLEST else 0.0

@@ -190,6 +190,7 @@ def _block(
 @jit
 def update_kernel(
     chunks,
+    starts,
     sizes,
     addresses,
     steps,
@@ -222,7 +223,7 @@ def update_kernel(
     if found_inf is not None:
         if tl.load(found_inf) != 0.0:
             return
-    tensor, first, rest = chunk_of(chunks, sizes, CHUNK, PARTS)
+    tensor, first, rest = chunk_of(chunks, starts, sizes, CHUNK, PARTS)
     if rest <= 0:
         return
     # One reciprocal instead of divisions: it is exact for the scales of a GradScaler, which are powers of two.
