@@ -14,6 +14,7 @@ from samples import SetConstant
 import triplan as tp
 from triplan.backends.triton.sorting import onesweep
 from triplan.backends.triton.sorting.shared import integers
+from triplan.descriptors.sorting import RowOrderProblem
 
 pytestmark = compiles
 
@@ -39,15 +40,30 @@ def drawn(element: str, rows: int, n: int) -> torch.Tensor:
 def test_sorts(kernel: str, n: int, element: str, descending: bool, constant: SetConstant) -> None:
     """Programs of a launch in any order; a workspace that holds anything."""
     constant(onesweep, "ITEMS", {1: 2, 2: 1, 4: 1, 8: 1})
-    x = drawn(element, 2, n)
-    desc = tp.SortDescriptor(element=element, rows=2, n=n, descending=descending)
+    check(tp.SortDescriptor(element=element, rows=2, n=n, descending=descending), kernel, 0, n, descending)
+
+
+@pytest.mark.parametrize("element", ["bf16", "f32", "i64"])
+@pytest.mark.parametrize(("kernel", "n"), [("block", 300), ("onesweep", 600)])
+def test_selections(kernel: str, n: int, element: str, constant: SetConstant) -> None:
+    """What is not wanted is not written: it would lie outside the results."""
+    constant(onesweep, "ITEMS", {1: 2, 2: 1, 4: 1, 8: 1})
+    for k in (1, n // 2, n):
+        check(tp.TopKDescriptor(element=element, rows=2, n=n, k=k), kernel, 0, k, True)
+        check(tp.KthValueDescriptor(element=element, rows=2, n=n, k=k), kernel, k - 1, k, False)
+
+
+def check(desc: RowOrderProblem, kernel: str, first: int, end: int, descending: bool) -> None:
+    """Run ``kernel``, whose results are places ``first`` to ``end`` of the rows in order."""
     plan = required(desc, kernel, H200)
+    x = drawn(desc.element.value, desc.rows, desc.n)
     bits = x.view(integers(desc.element).torch).numpy()
-    operands = {"x": bits, "values": np.zeros_like(bits), "indices": np.full(bits.shape, -1, np.int64)}
+    shape = desc.operand("values").shape
+    operands = {"x": bits, "values": np.zeros(shape, bits.dtype), "indices": np.full(shape, -1, np.int64)}
     workspace = np.random.default_rng(0).integers(0, 255, plan.workspace_size(), dtype=np.uint8)
 
     def order(programs: int) -> list[int]:
-        return random.Random(n).sample(range(programs), programs)
+        return random.Random(desc.n).sample(range(programs), programs)
 
     for launch in plan.launches:
         if launch.kernel.__name__ == "fill_kernel":
@@ -55,6 +71,6 @@ def test_sorts(kernel: str, n: int, element: str, descending: bool, constant: Se
             workspace[out.offset : out.offset + 4 * numel.value] = 0  # type: ignore[union-attr]
         else:
             emulate(launch, operands, workspace, order)
-    expected = torch.sort(x, descending=descending, stable=True).indices.numpy()
-    assert (operands["indices"] == expected).all()
-    assert (operands["values"] == np.take_along_axis(bits, expected, 1)).all()
+    expected = torch.sort(x, descending=descending, stable=True).indices.numpy()[:, first:end]
+    assert (operands["indices"].reshape(expected.shape) == expected).all()
+    assert (operands["values"].reshape(expected.shape) == np.take_along_axis(bits, expected, 1)).all()

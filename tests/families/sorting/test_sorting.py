@@ -228,8 +228,13 @@ def test_sorts(where: str, kernel: str | None, layout: str, constant: SetConstan
 def test_sorts_in_shared_memory(kernel: str, n: int, layout: str) -> None:
     """One tile and several, of each width of a key, in both orders, with NaN of any bits."""
     for element in ("bf16", "u8", "f32", "i64", "f64"):
-        for cls, descending in ((tp.SortDescriptor, False), (tp.ArgsortDescriptor, True)):
-            desc = cls(element=element, rows=3, n=n, descending=descending)  # type: ignore[operator]
+        descs: list[tp.Descriptor] = [
+            tp.SortDescriptor(element=element, rows=3, n=n),
+            tp.ArgsortDescriptor(element=element, rows=3, n=n, descending=True),
+            tp.TopKDescriptor(element=element, rows=3, n=n, k=n // 2),
+            tp.KthValueDescriptor(element=element, rows=3, n=n, k=n // 2),
+        ]
+        for desc in descs:
             desc = desc.replace(layouts={o.name: layout for o in desc.operands()})
             assert check_plan(required(desc, kernel, tp.Target.current()), runs=1).compared
 

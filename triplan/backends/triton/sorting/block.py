@@ -1,4 +1,4 @@
-"""Kernel ``block`` of sort and argsort: rows that fit into one program, by their digits in shared memory."""
+"""Kernel ``block`` of sorts, topk and kthvalue: rows that fit into one program, by their digits in shared memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ from triplan.backends.runtime.launch import Int, Launch
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.tiles import waves_us
 from triplan.backends.triton.sorting import block_kernels as kernels
-from triplan.backends.triton.sorting.shared import SORTS, Sorted, key_constants, row_args, sorting_kernel
+from triplan.backends.triton.sorting.shared import (
+    SELECTIONS,
+    SORTS,
+    Ordered,
+    descending,
+    kept_args,
+    kept_of,
+    key_constants,
+    row_args,
+    sorting_kernel,
+)
 from triplan.sku import SUPPORTED, Support, Target
 
 #: The longest rows. Their words of 8 bytes and the counters take 40 KiB; kernels may declare 48 KiB of shared memory.
@@ -21,14 +31,14 @@ SM_ORDERED_PER_US = 2300
 COUNTERS_US = 0.014
 
 
-def shape_of(desc: Sorted) -> tuple[int, int]:
+def shape_of(desc: Ordered) -> tuple[int, int]:
     """(warps of a program, elements of a thread)."""
     lanes = ceil_power(max(desc.n, 32)) // 32
     warps = min(max(lanes // ITEMS, 1), WARPS)
     return warps, lanes // warps
 
 
-def supports(desc: Sorted, target: Target) -> Support:
+def supports(desc: Ordered, target: Target) -> Support:
     if desc.n > LONGEST:
         return Support.no(f"rows of {desc.n} elements; programs hold up to {LONGEST}")
     if desc.rows >= 2**31:
@@ -36,23 +46,24 @@ def supports(desc: Sorted, target: Target) -> Support:
     return SUPPORTED
 
 
-def rank(desc: Sorted, target: Target) -> float:
+def rank(desc: Ordered, target: Target) -> float:
     """Each digit orders the elements of the lanes, of which a row may need fewer. Untuned."""
     warps, items = shape_of(desc)
-    moved = desc.n * (2 * desc.element.itemsize + 8)
+    moved = desc.n * desc.element.itemsize + kept_of(desc)[1] * (desc.element.itemsize + 8)
     digit_us = 32 * warps * items / SM_ORDERED_PER_US + warps * COUNTERS_US
     waves = -(-desc.rows // max(target.sm_count, 1))
     return waves_us(max(desc.rows, 1), moved, target) + waves * desc.element.itemsize * digit_us
 
 
-def _block(desc: Sorted, target: Target) -> list[Launch]:
-    if desc.rows * desc.n == 0:
+def _block(desc: Ordered, target: Target) -> list[Launch]:
+    if desc.rows * kept_of(desc)[1] == 0:
         return []
     warps, items = shape_of(desc)
-    constants = {**key_constants(desc), "DESCENDING": desc.descending, "WARPS": warps, "ITEMS": items}
-    args = {**row_args(desc), "n": Int(desc.n)}
+    constants = {**key_constants(desc), "DESCENDING": descending(desc), "WARPS": warps, "ITEMS": items}
+    first, kept = kept_args(desc)
+    args = {**row_args(desc), "n": Int(desc.n), "first": first, "kept": kept}
     return [Launch(kernels.sort_block_kernel, desc.rows, args, constants, num_warps=warps)]
 
 
-for _op in SORTS:
+for _op in SORTS + SELECTIONS:
     sorting_kernel(op=_op, name="block", supports=supports, rank=rank, features=("gluon",), interpretable=False)(_block)

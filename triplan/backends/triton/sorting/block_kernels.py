@@ -9,7 +9,7 @@ Between two digits the elements are exchanged in shared memory.
 from triplan.backends.runtime.gluon import gl, gluon, thread_barrier
 from triplan.backends.triton.common.rows_kernels import axis_offset
 from triplan.backends.triton.sorting.ranking_kernels import COUNTERS, allocate_shared, exchanged, lanes_of, ranked
-from triplan.backends.triton.sorting.shared_kernels import DIGITS, digit_of, key_of
+from triplan.backends.triton.sorting.shared_kernels import DIGITS, digit_of, kept_of, key_of
 
 
 @gluon.jit
@@ -21,16 +21,19 @@ def sort_block_kernel(
     values_strides,
     indices_strides,
     n,
+    first,
+    kept,
     BITS: gl.constexpr,
     INFINITY: gl.constexpr,
     DESCENDING: gl.constexpr,
     WARPS: gl.constexpr,
     ITEMS: gl.constexpr,
 ):
-    """values[r], indices[r] = x[r] in stable order, and where its elements were. A program takes a row.
+    """values[r], indices[r] = x[r] in stable order, and where its elements were; ``kept`` of them from ``first`` on, or
+    all if that is None. A program takes a row.
 
-    x, values: [rows, n], as integers of their width; values may be None; indices: [rows, n] of i64. n is at most
-    32 * WARPS * ITEMS.
+    x: [rows, n]; values: [rows, kept] or None, both as integers of their width; indices: [rows, kept] of i64. n is at
+    most 32 * WARPS * ITEMS.
     """
     TILE: gl.constexpr = 32 * WARPS * ITEMS
     WORD: gl.constexpr = 4 if BITS <= 16 else 8
@@ -57,7 +60,7 @@ def sort_block_kernel(
             bits = exchanged(bits, rank, place, buffer)
             thread_barrier()  # all have read
             position = exchanged(position, rank, place, buffer)
+    to, live = kept_of(place, live, first, kept)
     if values is not None:
-        gl.store(values + row * values_strides[0] + axis_offset(place, values_strides[1]), bits, mask=live)
-    to = indices + row * indices_strides[0] + axis_offset(place, indices_strides[1])
-    gl.store(to, position.to(gl.int64), mask=live)
+        gl.store(values + row * values_strides[0] + axis_offset(to, values_strides[1]), bits, mask=live)
+    gl.store(indices + row * indices_strides[0] + axis_offset(to, indices_strides[1]), position.to(gl.int64), mask=live)

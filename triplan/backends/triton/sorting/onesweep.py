@@ -1,4 +1,4 @@
-"""Kernel ``onesweep`` of sort and argsort: a stable radix sort of rows of any length, one launch a digit."""
+"""Kernel ``onesweep`` of sorts, topk and kthvalue: a stable radix sort of rows of any length, one launch a digit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.fill import fill_launch
 from triplan.backends.triton.common.offsets import padded_bytes
 from triplan.backends.triton.sorting import onesweep_kernels as kernels, shared_kernels
-from triplan.backends.triton.sorting.shared import SORTS, Sorted, bits, key_constants, row_strides, sorting_kernel
+from triplan.backends.triton.sorting.shared import (
+    SELECTIONS,
+    SORTS,
+    Ordered,
+    bits,
+    descending,
+    kept_args,
+    kept_of,
+    key_constants,
+    row_strides,
+    sorting_kernel,
+)
 from triplan.sku import SUPPORTED, ElementKind, Support, Target
 
 DIGITS: int = shared_kernels.DIGITS.value
@@ -33,21 +44,21 @@ MOST = 2**30 - 1
 SM_ORDERED_PER_US = 1100
 
 
-def passes_of(desc: Sorted) -> int:
+def passes_of(desc: Ordered) -> int:
     return desc.element.itemsize
 
 
-def tile_of(desc: Sorted) -> int:
+def tile_of(desc: Ordered) -> int:
     """Elements of a tile."""
     return 32 * WARPS * ITEMS[desc.element.itemsize]
 
 
-def tiles_of(desc: Sorted) -> int:
+def tiles_of(desc: Ordered) -> int:
     """Tiles of a row."""
     return -(-desc.n // tile_of(desc))
 
 
-def supports(desc: Sorted, target: Target) -> Support:
+def supports(desc: Ordered, target: Target) -> Support:
     if desc.n > MOST:
         return Support.no(f"rows of {desc.n} elements; counts have 30 bits, up to {MOST}")
     if desc.rows * tiles_of(desc) >= 2**31:
@@ -55,7 +66,7 @@ def supports(desc: Sorted, target: Target) -> Support:
     return SUPPORTED
 
 
-def rank(desc: Sorted, target: Target) -> float:
+def rank(desc: Ordered, target: Target) -> float:
     """A read that counts digits, and for each of them one that moves elements with their positions. Untuned."""
     numel = desc.rows * tiles_of(desc) * tile_of(desc)
     read = numel * desc.element.itemsize / BYTES_PER_US
@@ -85,7 +96,7 @@ class Parts:
     size: int
 
 
-def parts_of(desc: Sorted) -> Parts:
+def parts_of(desc: Ordered) -> Parts:
     passes, numel = passes_of(desc), desc.rows * desc.n
     counts = padded_bytes(16 * passes)
     published = counts + padded_bytes(4 * desc.rows * passes * DIGITS)
@@ -98,19 +109,19 @@ def parts_of(desc: Sorted) -> Parts:
     return Parts(0, counts, published, cleared, tuple(buffers), at)
 
 
-def workspace(desc: Sorted, target: Target) -> int:
-    return parts_of(desc).size if desc.rows * desc.n else 0
+def workspace(desc: Ordered, target: Target) -> int:
+    return parts_of(desc).size if desc.rows * kept_of(desc)[1] else 0
 
 
-def _onesweep(desc: Sorted, target: Target) -> list[Launch]:
-    if desc.rows * desc.n == 0:
+def _onesweep(desc: Ordered, target: Target) -> list[Launch]:
+    if desc.rows * kept_of(desc)[1] == 0:
         return []
     given = {o.name: o for o in desc.operands()}
     x, values = given["x"], given.get("values")
     parts, passes, tiles = parts_of(desc), passes_of(desc), tiles_of(desc)
     n, counts = Int(desc.n, divisibility=power_of_two_in(desc.n)), Scratch(parts.counts, ElementKind.I32)
     source: dict[str, Arg] = {"x": bits(x), "x_strides": row_strides(x), "n": n}
-    constants: dict[str, Any] = {**key_constants(desc), "DESCENDING": desc.descending, "WARPS": WARPS}
+    constants: dict[str, Any] = {**key_constants(desc), "DESCENDING": descending(desc), "WARPS": WARPS}
     chunks = -(-desc.n // (32 * WARPS * COUNTED * STEPS))
     lines = desc.rows * passes
     found = [
@@ -142,11 +153,14 @@ def _onesweep(desc: Sorted, target: Target) -> list[Launch]:
             "ticket": Scratch(parts.ticket + 16 * turn, ElementKind.I32),
             "tiles": Int(tiles),
             "shift": Int(8 * turn),
+            "begin": None,
+            "kept": None,
         }
         if go is None:
             args |= {"values": None if values is None else bits(values), "indices": bits(given["indices"])}
             args |= {"values_strides": None if values is None else row_strides(values)}
             args |= {"indices_strides": row_strides(given["indices"])}
+            args["begin"], args["kept"] = kept_args(desc)
         else:
             args |= {"values": Scratch(go[0], ElementKind.I64)}
             args |= {"indices": Scratch(go[1], ElementKind.I32) if wide else None}
@@ -164,7 +178,7 @@ def _onesweep(desc: Sorted, target: Target) -> list[Launch]:
     return found
 
 
-for _op in SORTS:
+for _op in SORTS + SELECTIONS:
     sorting_kernel(
         op=_op,
         name="onesweep",

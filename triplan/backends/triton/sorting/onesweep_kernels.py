@@ -28,7 +28,7 @@ from triplan.backends.triton.sorting.ranking_kernels import (
     ranked,
     store_shared,
 )
-from triplan.backends.triton.sorting.shared_kernels import DIGITS, digit_of, key_of, load_keys
+from triplan.backends.triton.sorting.shared_kernels import DIGITS, digit_of, kept_of, key_of, load_keys
 
 #: What a published count says, in its two highest bits: nothing yet is 0.
 OF_TILE = gl.constexpr(1 << 30)
@@ -134,6 +134,8 @@ def onesweep_kernel(
     n,
     tiles,
     shift,
+    begin,
+    kept,
     BITS: gl.constexpr,
     INFINITY: gl.constexpr,
     DESCENDING: gl.constexpr,
@@ -145,9 +147,10 @@ def onesweep_kernel(
 
     A program takes a tile. The first pass reads x, [rows, n], as integers of their width. Later passes read ``source``,
     [rows, n] of i64: words of an element and its position; or elements of 64 bits, whose positions are in ``order``,
-    [rows, n] of i32. The last pass writes values, [rows, n] or None, and indices, [rows, n] of i64; the others write
-    what the next one reads. starts: [rows, BITS // 8, DIGITS], where the first element of each digit goes; published:
-    [rows, tiles, DIGITS]; ticket: [1], how many tiles have been taken. All of i32; the latter two are 0 at first.
+    [rows, n] of i32. The last pass writes values, [rows, kept] or None, and indices, [rows, kept] of i64: ``kept``
+    elements from ``begin`` on, or all if that is None. The others write what the next one reads. starts: [rows, BITS //
+    8, DIGITS], where the first element of each digit goes; published: [rows, tiles, DIGITS]; ticket: [1], how many
+    tiles have been taken. All of i32; the latter two are 0 at first.
     """
     TILE: gl.constexpr = 32 * WARPS * ITEMS
     PACKED: gl.constexpr = BITS <= 32
@@ -197,6 +200,7 @@ def onesweep_kernel(
     digit = digit_of(key_of(bits, BITS, INFINITY, DESCENDING), shift, BITS)
     to = load_shared(counters + digit * 4) + place
     if LAST:
+        to, live = kept_of(to, live, begin, kept)
         if values is not None:
             gl.store(values + row * values_strides[0] + axis_offset(to, values_strides[1]), bits, mask=live)
         gl.store(

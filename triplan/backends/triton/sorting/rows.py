@@ -9,17 +9,16 @@ from triplan.backends.triton.sorting import rows_kernels as kernels
 from triplan.backends.triton.sorting.shared import (
     SELECTIONS,
     SORTS,
-    Selection,
-    Sorted,
+    Ordered,
     descending,
+    kept_args,
+    kept_of,
     key_constants,
     row_args,
     sorting_kernel,
 )
-from triplan.descriptors import KthValueDescriptor, TopKDescriptor
 from triplan.sku import SUPPORTED, Support, Target
 
-Ordered = Sorted | Selection
 #: The longest rows by bytes of an element: Triton's compiler takes 3 s for a sort of 1024 integers and 9 s for 4096,
 #: and registers spill with 2048 elements of 64 bits, whose halves are sorted one after the other.
 LONGEST = {1: 2048, 2: 2048, 4: 2048, 8: 1024}
@@ -36,13 +35,6 @@ def tile_of(desc: Ordered) -> tuple[int, int]:
     """(rows, elements of each) of a program."""
     block = max(ceil_power(desc.n), 16)
     return min(max(HELD // block, 1), ceil_power(max(desc.rows, 1))), block
-
-
-def kept_of(desc: Ordered) -> tuple[int, int]:
-    """The places in order that are kept: (the first, how many)."""
-    if isinstance(desc, TopKDescriptor):
-        return 0, desc.k
-    return (desc.k - 1, 1) if isinstance(desc, KthValueDescriptor) else (0, desc.n)
 
 
 def supports(desc: Ordered, target: Target) -> Support:
@@ -66,18 +58,11 @@ def rank(desc: Ordered, target: Target) -> float:
 
 
 def _rows(desc: Ordered, target: Target) -> list[Launch]:
-    first, kept = kept_of(desc)
-    if desc.rows * kept == 0:
+    if desc.rows * kept_of(desc)[1] == 0:
         return []
     rows, block = tile_of(desc)
-    selects = isinstance(desc, Selection)
-    args = {
-        **row_args(desc),
-        "rows": Int(desc.rows),
-        "n": Int(desc.n),
-        "first": Int(first) if selects else None,
-        "kept": Int(kept) if selects else None,
-    }
+    first, kept = kept_args(desc)
+    args = {**row_args(desc), "rows": Int(desc.rows), "n": Int(desc.n), "first": first, "kept": kept}
     constants = {**key_constants(desc), "DESCENDING": descending(desc), "ROWS": rows, "BLOCK": block}
     warps = max(rows * block // 256, 1)
     return [

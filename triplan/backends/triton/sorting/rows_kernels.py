@@ -10,7 +10,7 @@ import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import axis_offset
-from triplan.backends.triton.sorting.shared_kernels import load_keys
+from triplan.backends.triton.sorting.shared_kernels import kept_of, load_keys
 
 
 @jit
@@ -65,10 +65,7 @@ def sort_rows_kernel(
     at = x + row * x_strides[0]
     key = load_keys(at, x_strides[1], col, live, BITS, INFINITY, DESCENDING)
     place = positions_in_order(key, live, BITS, ROWS, BLOCK)
-    to = col
-    if first is not None:
-        to = col - first
-        live = live & (to >= 0) & (to < kept)
+    to, live = kept_of(col, live, first, kept)
     if values is not None:
         bits = tl.load(at + axis_offset(place, x_strides[1]), mask=live, other=0)
         tl.store(values + row * values_strides[0] + axis_offset(to, values_strides[1]), bits, mask=live)

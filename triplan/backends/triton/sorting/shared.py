@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from triplan.backends.runtime.launch import Arg, Ptr
+from triplan.backends.runtime.launch import Arg, Int, Ptr
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.offsets import layout
@@ -28,6 +28,7 @@ SORTS = ("sort", "argsort")
 #: Problems that choose elements of rows by their order, and their ops.
 Selection = TopKDescriptor | KthValueDescriptor
 SELECTIONS = ("topk", "kthvalue")
+Ordered = Sorted | Selection
 ELEMENTS = ("f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "bool")
 #: The bits of infinity. Of integers there is none.
 INFINITY = {
@@ -97,6 +98,19 @@ def row_args(desc: RowOrderProblem) -> dict[str, Arg]:
 
 def key_constants(desc: RowOrderProblem) -> dict[str, Any]:
     return {"BITS": 8 * desc.element.itemsize, "INFINITY": INFINITY.get(desc.element, 0)}
+
+
+def kept_of(desc: Ordered) -> tuple[int, int]:
+    """The places in order that are kept: (the first, how many)."""
+    if isinstance(desc, TopKDescriptor):
+        return 0, desc.k
+    return (desc.k - 1, 1) if isinstance(desc, KthValueDescriptor) else (0, desc.n)
+
+
+def kept_args(desc: Ordered) -> tuple[Int | None, Int | None]:
+    """``kept_of`` as the arguments of kernels that sort whole rows; None of sorts, which keep all."""
+    first, kept = kept_of(desc)
+    return (Int(first), Int(kept)) if isinstance(desc, Selection) else (None, None)
 
 
 def descending(desc: RowOrderProblem) -> bool:

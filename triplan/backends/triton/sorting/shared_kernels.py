@@ -43,6 +43,15 @@ def digit_of(key, shift, BITS: tl.constexpr):
 
 
 @jit
+def kept_of(place, live, first, kept):
+    """(Where places in order go, which are written): ``kept`` of them from ``first`` on, or all if that is None."""
+    if first is not None:
+        place = place - first
+        live = live & (place >= 0) & (place < kept)
+    return place, live
+
+
+@jit
 def load_keys(at, stride, col, known, BITS: tl.constexpr, INFINITY: tl.constexpr, DESCENDING: tl.constexpr):
     """The keys of the elements ``col`` of the row at ``at``; anything where they are not ``known``."""
     return key_of(tl.load(at + axis_offset(col, stride), mask=known, other=0), BITS, INFINITY, DESCENDING)
