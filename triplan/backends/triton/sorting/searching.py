@@ -13,7 +13,7 @@ from triplan.sku import SUPPORTED, ElementKind, Support, Target
 
 #: (elements that a program searches for at most, those of a thread), and the same if there are PROGRAMS of such:
 #: a multiprocessor then has two of them, whose rows its L1 holds. On an H200, 23933 f16 in 1025 rows of 64309 take 692
-#: us by the first and 512 by the second; 16383 in 151 rows of 32767 take 74 and 79.
+#: us by the first and 512 by the second, 16383 in 151 rows of 32767 74 and 79.
 FEW, MANY, PROGRAMS = (512, 1), (2048, 2), 2048
 
 
@@ -22,7 +22,9 @@ def programs(desc: SearchSortedDescriptor) -> int:
 
 
 def block_of(desc: SearchSortedDescriptor) -> int:
-    return min(max(ceil_power(desc.m), 32), _most(desc)[0])
+    """Elements of a program: as many as leave few lanes idle, of which each program costs as much as a warp of them."""
+    blocks = (min(max(ceil_power(desc.m), 32), _most(desc)[0]) >> i for i in range(3))
+    return min((b for b in blocks if b >= 32), key=lambda b: -(-desc.m // b) * (b + 32))
 
 
 def _most(desc: SearchSortedDescriptor) -> tuple[int, int]:
