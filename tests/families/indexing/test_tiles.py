@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import proofs
 import pytest
 from cases import H200, INTERPRETER, compiles, pinned
 from cases.indexing import build
 
 import triplan as tp
-from triplan.backends.triton.indexing import tiles, traversals_kernels as kernels
+from triplan.backends.triton.indexing import tiles, traversals, traversals_kernels as kernels
 from triplan.backends.triton.indexing.geometry import geometry
 from triplan.backends.triton.indexing.points import ADD, repeated
 from triplan.backends.triton.indexing.points_kernels import multiply_point
@@ -126,6 +127,19 @@ def test_neighbours_that_contend_do_not_meet() -> None:
     g = geometry(with_units(build("scatter_prod", (64, 32), 1, 9, element="i32"), 0, 1))
     assert plane(g, ADD) == Plane(0, 1, turned=False)
     assert plane(g, repeated(multiply_point, contends=True)) == Plane(1, 0, turned=True)
+
+
+@pytest.mark.parametrize("where", [pytest.param(w, marks=getattr(pytest.mark, w)) for w in ("interpret", "gpu")])
+@pytest.mark.parametrize("spread", [4, 7])
+def test_programs_that_contend_are_spread(where: str, spread: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over all points, each of which is visited once; 4 divides the number of programs."""
+    monkeypatch.setattr(traversals, "SPREAD", spread)
+    plan = pinned(build("scatter_prod", (4, 250), 1, 9, element="i32"), "atomic_reduce", proofs.target(where))
+    assert plan is not None
+    (launch,) = plan.launches
+    assert launch.constexprs["SPREAD"] == spread
+    assert launch.grid == {4: 8, 7: 14}[spread]
+    check_plan(plan, seed=spread)
 
 
 def test_short_rows_few_columns_and_packed_operands_have_no_tiles() -> None:
