@@ -398,9 +398,9 @@ def forked(arguments: list[str], **files: Any) -> tuple[int, str]:
 def test_streams_that_fail_have_an_exit_code_too(tmp_path: Path) -> None:
     full, (reader, writer) = os.open("/dev/full", os.O_WRONLY), os.pipe()
     os.close(reader)
-    assert forked(["ops"], stdout=full) == (2, "triplan: standard output: No space left on device\n")
-    assert forked(["ops"], stdout=writer) == (141, "")
-    assert forked(["ops"], stdout=None) == (2, "triplan: standard output: closed\n")
+    assert forked(["ops", "gemm"], stdout=full) == (2, "triplan: standard output: No space left on device\n")
+    assert forked(["ops", "gemm"], stdout=writer) == (141, "")
+    assert forked(["ops", "gemm"], stdout=None) == (2, "triplan: standard output: closed\n")
     assert forked(["explain", "-"], stdin=None) == (2, "triplan: standard input is closed\n")
     with (tmp_path / "out").open("w+") as file:
         assert forked(["ops", "gemm"], stdout=file.fileno()) == (0, "")  # an ASCII stream: the table has no box then

@@ -171,7 +171,7 @@ def ops(
         if as_json + as_markdown + summary > 1:
             raise InvalidProblem("ops: --json, --markdown and --summary exclude each other")
         named = None if op is None else _known_op(op)
-        lines = [line for line in catalog() if named in (None, line.op)]
+        lines = catalog(named=named)
         if as_json:
             print(render.as_json(lines))
         elif as_markdown:

@@ -50,13 +50,14 @@ class Line:
     features: tuple[str, ...]
 
 
-def catalog(table: KernelTable = TABLE) -> list[Line]:
-    """The lines of every op that has a descriptor, sorted by op, backend (Triton first) and kernel name."""
+def catalog(table: KernelTable = TABLE, named: str | None = None) -> list[Line]:
+    """The lines of every op that has a descriptor, or of the one that is ``named``, sorted by op, backend (Triton
+    first) and kernel name."""
     types_by_op = descriptor_types()
     lines = [
         line
         for op in table.ops()
-        if op in types_by_op
+        if op in types_by_op and named in (None, op)
         for entry in table.rows(op)
         for line in _lines(types_by_op[op], entry)
     ]
