@@ -88,14 +88,18 @@ def test_graphs_refuse_forward_mode(name: str, device: str) -> None:
 )
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compiles_whole(backend: str, dynamic: bool | None, name: str, device: str) -> None:
+    """Each graph is traced anew: gradients by sizes that are symbols, which numbers follow; numbers without gradients."""
     ours, _, values = derivable(name, device)
     # A recorded cross_entropy multiplies its gradient later than a compiled one.
     equal = torch.testing.assert_close if name in LOSSES else same
     function = lambda *values: ours(*(v * 1 for v in values)) * 2  # noqa: E731
     compiled = torch.compile(function, fullgraph=True, backend=backend, dynamic=dynamic)
-    got, expected = compiled(*values), function(*values)
-    equal(got, expected)
-    weight = integers(tuple(got.shape), got.dtype, device, 5)
-    equal(*(torch.autograd.grad(out, values, weight) for out in (got, expected)))
-    with torch.no_grad():
-        equal(compiled(*values), expected)
+    expected = function(*values)
+    if dynamic is not False:
+        got = compiled(*values)
+        equal(got, expected)
+        weight = integers(tuple(got.shape), got.dtype, device, 5)
+        equal(*(torch.autograd.grad(out, values, weight) for out in (got, expected)))
+    if dynamic is not True:
+        with torch.no_grad():
+            equal(compiled(*values), expected)
