@@ -8,7 +8,7 @@ from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile, registers_for, warps_for
 from triplan.backends.triton.scans import looped_kernels as kernels
 from triplan.backends.triton.scans.shared import OPS, ScanEntry
-from triplan.sku import Target
+from triplan.sku import ElementKind, Target
 
 #: Microseconds of a step of the loop: the latency of its loads and of the step before. Untuned.
 STEP_US = 1.0
@@ -40,7 +40,8 @@ class ScanLooped(LoopedRows, ScanEntry, ops=OPS):
 
     def main(self) -> list[Launch]:
         ahead = self.is_ahead()
-        most = registers_for(self.tile, 2) if ahead else 0
+        # (Arithmetic of i64 is several instructions, for which half of the registers are too few: some would spill.)
+        most = registers_for(self.tile, 2) if ahead and self.element is not ElementKind.I64 else 0
         return [self.launch(self.which[self.backward], registers=most, AHEAD=ahead)]
 
     def us(self, target: Target) -> float:
