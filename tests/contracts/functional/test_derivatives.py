@@ -19,7 +19,7 @@ def detached(values: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradcheck(name: str, device: str) -> None:
-    ours, _, values = derivable(name, device)
+    ours, _, values = derivable(name, device, (2, 2, 3))  # each element is two calls, and two of each derivative
     if name != "embedding_padded":  # its gradient is no derivative, on purpose
         assert gradcheck(ours, values, check_forward_ad=True)
     assert gradgradcheck(lambda *v: ours(*v) ** 2 if name in FIXED else ours(*v), values)  # linear ones
@@ -88,7 +88,7 @@ def test_graphs_refuse_forward_mode(name: str, device: str) -> None:
 )
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compiles_whole(backend: str, dynamic: bool | None, name: str, device: str) -> None:
-    """Each graph is traced anew: gradients by sizes that are symbols, which numbers follow; numbers without gradients."""
+    """With gradients where sizes are symbols, which is harder to trace than numbers are; and without."""
     ours, _, values = derivable(name, device)
     # A recorded cross_entropy multiplies its gradient later than a compiled one.
     equal = torch.testing.assert_close if name in LOSSES else same
