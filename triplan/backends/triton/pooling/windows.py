@@ -22,7 +22,7 @@ from triplan.descriptors import (
     Operand,
 )
 from triplan.descriptors.pooling import AdaptiveProblem, AvgProblem, MaxProblem, PoolProblem, WindowsProblem
-from triplan.sku import SUPPORTED, ElementKind, MathPrecision, PrecisionGuarantee, Support, Target
+from triplan.sku import SUPPORTED, ArchSku, ElementKind, MathPrecision, PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
@@ -280,7 +280,10 @@ def build(desc: PoolProblem, target: Target) -> list[Launch]:
         "ACC": TL[desc.element.compute],
     }
     which = kernels.pool_backward_kernel if back else kernels.pool_kernel
-    return [Launch(which, _programs(desc), args, constants, num_warps=found.warps)]
+    # Left alone, ptxas spills registers of maxima's gradients in f32 on sm_90a, to raise occupancy.
+    left = not (back and largest and desc.element is ElementKind.F32 and target.arch is ArchSku.SM90A)
+    most = None if left else card.MAX_THREAD_REGISTERS
+    return [Launch(which, _programs(desc), args, constants, num_warps=found.warps, max_registers=most)]
 
 
 for _cls in (
