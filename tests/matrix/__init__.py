@@ -3,20 +3,24 @@
 A family joins by ``@compiles(*ops)`` over a function that yields ``Build``s of an entry, in a module of this package.
 Of other ops the problems of the proofs are built.
 
-Thousands of binaries follow. Those that are built cover them. Of each kernel function, for each architecture: every
-element. For one architecture or the other: every constant that selects code, every parameter type and promise of
-divisibility, every tile, and every area of a tile with every width of elements; also every element of each entry.
-Registers spill because of tiles and widths, vectors follow from types and promises, and a constant selects the same
-source, on either architecture, so that what would break one of the others breaks one of those. f16 and bf16 stand for
-each other, except that each kernel is built for both, and for bf16 on sm80, which lacks most instructions of bf16.
-``--matrix all`` builds all.
+Thousands of binaries follow. Those that are built cover them: every value of each parameter, and the extremes of what
+registers depend on, instead of every combination. Of each kernel function:
+
+- for each architecture a binary, and the largest tile; one of bf16 on sm80, which lacks most of its instructions;
+- for one architecture or the other every element, every type of a parameter, with a promise of divisibility by 16 and
+  with a weaker one, every value of a constant, and every number of warps and stages;
+- every tile that no other exceeds, with the warps that share it; the largest of each set of widths of elements, and the
+  largest area of each combination of functions. If registers spill, they spill in these.
+
+Of each entry: a binary for each architecture, one of floating-point numbers and one of others. f16 and bf16 stand for
+each other elsewhere. ``--matrix all`` builds all.
 """
 
 from __future__ import annotations
 
 import importlib
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -45,6 +49,9 @@ FLOAT_ADDITION = re.compile(FLOAT_ATOMIC.pattern.replace(r"cas\b|", ""))
 #: Of a parameter's type: what it points to, or what its tensor map describes.
 HELD = re.compile(r"(?:\*|tensordesc<)\w+")
 FLOATING = re.compile(r"(?:\*|tensordesc<)(?:fp|bf)")
+FLOATS = re.compile(r"b?f\d")
+#: The shape of a tensor map's box, in its type.
+BOX = re.compile(r"\[[^\]]*\]")
 #: Registers hold either in the same space, and what they hold is computed in f32.
 HALF = re.compile(r"\bb?fp?16\b")
 #: Numbers that are no sizes: they select code, or follow from the element, as the largest value of a type does.
@@ -97,15 +104,20 @@ class Binary:
         """What the kernel's first operand holds."""
         return next(iter(self.elements), "")
 
-    def sizes(self) -> Iterator[Hashable]:
-        """What registers depend on: widths for every area of a tile, and functions for every width and area."""
-        s = self.source
-        elements = frozenset(HALF.sub("half", t) for t in self.elements if FLOATING.match(t))
-        functions = tuple(v.__name__ for _, v in s.constexprs if hasattr(v, "__name__"))
-        area = prod(v for n, v in self.tile if str(n).startswith("BLOCK")) // s.num_warps
-        yield elements, self.work
-        yield functions, elements
-        yield functions, area
+    @property
+    def widths(self) -> frozenset[str]:
+        """What the floating-point operands hold, or else the first: registers depend on how wide it is."""
+        return frozenset(HALF.sub("half", t) for t in self.elements if FLOATING.match(t)) or frozenset({self.element})
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The constants that are functions."""
+        return tuple(v.__name__ for _, v in self.source.constexprs if hasattr(v, "__name__"))
+
+    @property
+    def area(self) -> float:
+        """Elements of a tile, by warp."""
+        return prod(v for n, v in self.tile if n.startswith("BLOCK")) / self.source.num_warps
 
     @property
     def numbers(self) -> tuple[tuple[str, int], ...]:
@@ -128,25 +140,42 @@ class Binary:
         Those of few binaries are one of each kernel, of each entry, of each element and of each architecture.
         """
         s = self.source
-        kernel = (s.name, self.arch)
         found: set[Hashable] = {s.name, self.element, self.arch, *self.entries}
         if not self.may_spill:
             found.add((s.name, "spills"))
         if most:
-            wide = HALF.sub("half", self.element)
-            element = self.element if self.arch == "sm80" and "bf16" in self.element else wide
             found |= {(*e, self.arch) for e in self.entries}
-            found |= {(*kernel, wide), (*kernel, element)}
-            found |= {(op, entry, HALF.sub("half", of)) for op, entry, of in self.users}
-            found |= {(self.arch, *user, s.name) for user in self.unordered}
+            found |= {(op, entry, bool(FLOATS.match(of))) for op, entry, of in self.users}
+            of_kernel = {self.arch, HALF.sub("half", self.element)}
+            if self.arch == "sm80" and "bf16" in self.element:
+                of_kernel.add("bf16 on sm80")
+            found |= {(s.name, x) for x in of_kernel}
+            for op, entry, of in self.unordered:
+                found |= {(s.name, self.arch, op, entry), (s.name, self.arch, of)}
         if most and not self.may_spill:
-            selecting = ((n, _shown(v)) for n, v in s.constexprs if (n, v) not in self.tile)
-            parts = (*s.signature, *s.attrs, *selecting, s.max_registers, s.overlaps)
+            found |= {(s.name, x, "spills") for x in of_kernel}
+            constants = ((n, _shown(v)) for n, v in s.constexprs)
+            launch = (("warps", s.num_warps), ("stages", s.num_stages), ("registers", s.max_registers))
+            parts = (*self.types, *((at, by >= 16) for at, by in s.attrs), *constants, *launch, ("pdl", s.overlaps))
             found |= {(s.name, "part", part) for part in parts}
-            found |= {(*kernel, wide, "spills"), (*kernel, element, "spills")}
-            found.add((s.name, "tile", self.tile, s.num_warps, s.num_stages))
-            found |= {(s.name, "sizes", x) for x in self.sizes()}
         return found
+
+    @property
+    def types(self) -> Iterator[Hashable]:
+        """What each parameter is, and each layout in shared memory, without the shapes of tensor maps' boxes."""
+        for name, t in self.source.signature:
+            wide = HALF.sub("half", str(t))
+            yield name, (HELD.match(wide) or [wide])[0]
+            if wide.startswith("tensordesc"):
+                yield BOX.sub("", wide)
+
+    def extremes(self) -> Iterator[tuple[Hashable, dict[str, float]]]:
+        """Classes of binaries, and sizes: of each class those count whose sizes no other's exceed."""
+        s = self.source
+        yield (s.name, self.arch), {"work": self.work}
+        yield (s.name, self.widths), {"work": self.work}
+        yield (s.name, self.functions), {"area": self.area}
+        yield (s.name, "tile"), {**dict(self.tile), "by warp": 1 / s.num_warps, "stages": s.num_stages}
 
 
 def _shown(value: Any) -> str:
@@ -224,8 +253,27 @@ def _picked(of: str, size: Size) -> tuple[Binary, ...]:
     if size != "all":
         # Of those that show as much, the one that compiles fastest; of equal ones for either architecture, either.
         every.sort(key=lambda b: (b.work, (crc32(b.source.name.encode()) & 1) != (b.arch == "sm90a")))
-        every = [every[i] for i in cover([b.facets(size == "cover") for b in every])]
+        facets = [b.facets(size == "cover") for b in every]
+        for own, extreme in zip(facets, extremes(every if size == "cover" else ()), strict=False):
+            own |= extreme
+        every = [every[i] for i in cover(facets)]
     return tuple(every)
+
+
+def extremes(every: Sequence[Binary]) -> list[set[Hashable]]:
+    """For each binary the classes in which it is among the largest, with its sizes."""
+    sizes: defaultdict[Hashable, set[frozenset[tuple[str, float]]]] = defaultdict(set)
+    own = [[(c, frozenset(of.items())) for c, of in b.extremes()] if not b.may_spill else [] for b in every]
+    for c, of in chain.from_iterable(own):
+        sizes[c].add(of)
+    largest = {(c, of) for c, found in sizes.items() for of in found if not any(_exceeds(o, of) for o in found)}
+    return [largest.intersection(classes) for classes in own]
+
+
+def _exceeds(a: frozenset[tuple[str, float]], b: frozenset[tuple[str, float]]) -> bool:
+    """Whether a tile is larger along some axis, and smaller along none. (Constants of 1 are no sizes.)"""
+    along = dict(a)
+    return a != b and all(along.get(n, 1) >= size for n, size in b)
 
 
 def picked(of: str, arch: str, size: Size) -> tuple[Binary, ...]:
