@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import json
 import os
 from collections.abc import Callable
@@ -33,6 +34,12 @@ CPU, H200 = torch.device("cpu"), tp.Target.preset("h200")
 Product = gemm.cases.Case
 ROW_OPS = sorted({c.op for c in (*softmax.cases(), *norms.cases())})
 ACCUMULATING = sorted({t.case.op for t in determinism.timed_cases()})
+
+
+@pytest.fixture(autouse=True)
+def _little_to_collect() -> None:
+    """Each timing collects garbage first: what earlier tests keep is not searched again and again."""
+    gc.freeze()
 
 
 def seeded(seed: int = 0) -> torch.Generator:
