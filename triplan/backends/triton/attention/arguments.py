@@ -44,11 +44,6 @@ class Tile:
     stages: int
 
 
-def drawing(desc: AttendingDescriptor, tile: Tile) -> Tile:
-    """The tile, with dropout by 8 warps: those of 4 have no registers left for the words of Philox."""
-    return replace(tile, warps=8) if desc.dropout else tile
-
-
 def arithmetic(desc: AttendingDescriptor) -> str:
     """What multiplies: tensor cores in 16 bits (``half``), in ``tf32x3`` or ``tf32``, or ``scalar`` multiply-adds."""
     if desc.element.itemsize == 2:
@@ -61,6 +56,30 @@ def arithmetic(desc: AttendingDescriptor) -> str:
 def padded_width(desc: AttendingDescriptor) -> int:
     """The power of two, at least 64, that is as wide as the wider of a key and a value."""
     return max(64, ceil_power(max(desc.head_dim, desc.values)))
+
+
+#: A tile of each of a kernel's launches, by ``arithmetic`` and ``padded_width``.
+Tiles = Mapping[tuple[str, int], tuple[Tile, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The tiles of a kernel: the usual ones, and others where these would spill registers.
+
+    With dropout, the words of Philox take registers: usual tiles have 8 warps then. sm80 has no wgmma, which reads
+    factors from shared memory.
+    """
+
+    usual: Tiles
+    dropout: Tiles
+    sm80: Tiles
+
+    def of(self, desc: AttendingDescriptor, target: Target | None = None) -> tuple[Tile, ...]:
+        known = arithmetic(desc), padded_width(desc)
+        if desc.dropout:
+            return self.dropout.get(known) or tuple(replace(tile, warps=8) for tile in self.usual[known])
+        on_sm80 = target is not None and target.arch is ArchSku.SM80
+        return self.sm80.get(known, self.usual[known]) if on_sm80 else self.usual[known]
 
 
 def pointer(o: Operand) -> Ptr:

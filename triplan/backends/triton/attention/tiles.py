@@ -11,12 +11,10 @@ from triplan.backends.triton.attention import arguments
 from triplan.backends.triton.attention.arguments import (
     ELEMENTS,
     PRODUCTS,
+    Choice,
     Tile,
-    arithmetic,
     constants,
-    drawing,
     has_edge,
-    padded_width,
     tiles_cost_us,
     tiles_of_rows,
 )
@@ -38,24 +36,27 @@ TERAFLOPS = {
 }
 #: Tiles by kind of arithmetic and padded width of a head: the largest found that do not spill registers (sm80 and
 #: sm90a, causal; Triton 3.6 and 3.9). Their speed is untuned.
-TILES = {
-    "half": {64: Tile(128, 64, 4, 3), 128: Tile(128, 64, 8, 3), 256: Tile(64, 32, 8, 3)},
-    "tf32": {64: Tile(64, 32, 4, 2), 128: Tile(64, 32, 4, 2), 256: Tile(32, 16, 4, 2)},
-    "tf32x3": {64: Tile(64, 32, 4, 1), 128: Tile(32, 32, 4, 2)},
-    "scalar": {64: Tile(32, 32, 4, 1), 128: Tile(32, 16, 4, 1), 256: Tile(16, 16, 4, 1)},
-}
-#: Those of dropout, which do not spill where the others would: the words of Philox take registers.
-DROPOUT_TILES = {("half", 128): Tile(64, 64, 8, 3)}
-#: Those of sm80, where the others would spill: it has no wgmma, which reads factors from shared memory.
-SM80_TILES = {("tf32x3", 128): Tile(32, 16, 4, 2)}
+TILES = Choice(
+    usual={
+        ("half", 64): (Tile(128, 64, 4, 3),),
+        ("half", 128): (Tile(128, 64, 8, 3),),
+        ("half", 256): (Tile(64, 32, 8, 3),),
+        ("tf32", 64): (Tile(64, 32, 4, 2),),
+        ("tf32", 128): (Tile(64, 32, 4, 2),),
+        ("tf32", 256): (Tile(32, 16, 4, 2),),
+        ("tf32x3", 64): (Tile(64, 32, 4, 1),),
+        ("tf32x3", 128): (Tile(32, 32, 4, 2),),
+        ("scalar", 64): (Tile(32, 32, 4, 1),),
+        ("scalar", 128): (Tile(32, 16, 4, 1),),
+        ("scalar", 256): (Tile(16, 16, 4, 1),),
+    },
+    dropout={("half", 128): (Tile(64, 64, 8, 3),)},
+    sm80={("tf32x3", 128): (Tile(32, 16, 4, 2),)},
+)
 
 
 def tile_of(desc: AttendingDescriptor, target: Target | None = None) -> Tile:
-    known = arithmetic(desc), padded_width(desc)
-    if desc.dropout:
-        return DROPOUT_TILES.get(known) or drawing(desc, TILES[known[0]][known[1]])
-    found = SM80_TILES.get(known) if target is not None and target.arch is ArchSku.SM80 else None
-    return found or TILES[known[0]][known[1]]
+    return TILES.of(desc, target)[0]
 
 
 def programs_of(desc: AttentionDescriptor, target: Target) -> int:

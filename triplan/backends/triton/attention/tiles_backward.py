@@ -8,12 +8,10 @@ from triplan.backends.triton.attention import arguments, tiles
 from triplan.backends.triton.attention.arguments import (
     BACKWARD_PRODUCTS,
     ELEMENTS,
+    Choice,
     Tile,
-    arithmetic,
     constants,
-    drawing,
     has_edge,
-    padded_width,
     tiles_cost_us,
     tiles_of_rows,
 )
@@ -29,51 +27,36 @@ from triplan.sku import ArchSku, Support, Target
 #: the others as the forward op's.
 TERAFLOPS = {**tiles.TERAFLOPS, "half": {ArchSku.SM90A: 150.0, ArchSku.SM80: 70.0}}
 #: (tile of dq, tile of dk and dv), chosen as ``TILES`` of the forward op.
-TILES = {
-    "half": {
-        64: (Tile(128, 64, 8, 2), Tile(32, 128, 8, 1)),
-        128: (Tile(64, 64, 8, 2), Tile(32, 64, 8, 2)),
-        256: (Tile(64, 32, 8, 2), Tile(32, 32, 8, 1)),
+TILES = Choice(
+    usual={
+        ("half", 64): (Tile(128, 64, 8, 2), Tile(32, 128, 8, 1)),
+        ("half", 128): (Tile(64, 64, 8, 2), Tile(32, 64, 8, 2)),
+        ("half", 256): (Tile(64, 32, 8, 2), Tile(32, 32, 8, 1)),
+        ("tf32", 64): (Tile(64, 32, 4, 1), Tile(32, 64, 8, 1)),
+        ("tf32", 128): (Tile(32, 16, 4, 1), Tile(32, 64, 8, 1)),
+        ("tf32", 256): (Tile(16, 16, 4, 1), Tile(16, 32, 8, 1)),
+        ("tf32x3", 64): (Tile(64, 32, 4, 1), Tile(32, 128, 8, 1)),
+        ("tf32x3", 128): (Tile(16, 32, 4, 1), Tile(32, 16, 4, 1)),
+        ("scalar", 64): (Tile(16, 16, 4, 1), Tile(16, 32, 4, 1)),
+        ("scalar", 128): (Tile(16, 16, 4, 1), Tile(16, 32, 4, 1)),
+        ("scalar", 256): (Tile(16, 16, 4, 1), Tile(16, 16, 4, 1)),
     },
-    "tf32": {
-        64: (Tile(64, 32, 4, 1), Tile(32, 64, 8, 1)),
-        128: (Tile(32, 16, 4, 1), Tile(32, 64, 8, 1)),
-        256: (Tile(16, 16, 4, 1), Tile(16, 32, 8, 1)),
+    dropout={
+        ("half", 64): (Tile(64, 64, 8, 2), Tile(16, 128, 8, 1)),
+        ("tf32", 64): (Tile(64, 32, 8, 1), Tile(32, 32, 8, 1)),
+        ("tf32", 128): (Tile(32, 16, 8, 1), Tile(32, 32, 8, 1)),
+        ("tf32x3", 64): (Tile(32, 32, 8, 1), Tile(16, 128, 8, 1)),
+        ("scalar", 128): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
     },
-    "tf32x3": {
-        64: (Tile(64, 32, 4, 1), Tile(32, 128, 8, 1)),
-        128: (Tile(16, 32, 4, 1), Tile(32, 16, 4, 1)),
+    sm80={
+        ("tf32x3", 64): (Tile(32, 32, 4, 1), Tile(16, 128, 8, 1)),
+        ("tf32x3", 128): (Tile(16, 32, 4, 1), Tile(16, 16, 4, 1)),
     },
-    "scalar": {
-        64: (Tile(16, 16, 4, 1), Tile(16, 32, 4, 1)),
-        128: (Tile(16, 16, 4, 1), Tile(16, 32, 4, 1)),
-        256: (Tile(16, 16, 4, 1), Tile(16, 16, 4, 1)),
-    },
-}
-#: Those of dropout, which do not spill where the others would: the words of Philox take registers.
-DROPOUT_TILES = {
-    ("half", 64): (Tile(64, 64, 8, 2), Tile(16, 128, 8, 1)),
-    ("tf32", 64): (Tile(64, 32, 8, 1), Tile(32, 32, 8, 1)),
-    ("tf32", 128): (Tile(32, 16, 8, 1), Tile(32, 32, 8, 1)),
-    ("tf32x3", 64): (Tile(32, 32, 8, 1), Tile(16, 128, 8, 1)),
-    ("scalar", 128): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
-}
-#: Those of sm80, where the others would spill: it has no wgmma, which reads factors from shared memory.
-SM80_TILES = {
-    ("tf32x3", 64): (Tile(32, 32, 4, 1), Tile(16, 128, 8, 1)),
-    ("tf32x3", 128): (Tile(16, 32, 4, 1), Tile(16, 16, 4, 1)),
-}
-
-
-def tiles_of(desc: AttentionBackwardDescriptor, target: Target) -> tuple[Tile, Tile]:
-    known = arithmetic(desc), padded_width(desc)
-    others = DROPOUT_TILES if desc.dropout else SM80_TILES if target.arch is ArchSku.SM80 else {}
-    of_queries, of_keys = others.get(known) or TILES[known[0]][known[1]]
-    return drawing(desc, of_queries), drawing(desc, of_keys)
+)
 
 
 def programs_of(desc: AttentionBackwardDescriptor, target: Target) -> tuple[int, int]:
-    of_queries, of_keys = tiles_of(desc, target)
+    of_queries, of_keys = TILES.of(desc, target)
     return (
         tiles_of_rows(desc, desc.queries, of_queries.queries) * desc.batch * desc.heads,
         tiles_of_rows(desc, desc.keys, of_keys.keys) * desc.batch * desc.key_heads,
@@ -86,7 +69,7 @@ def supports(desc: AttentionBackwardDescriptor, target: Target) -> Support:
 
 def rank(desc: AttentionBackwardDescriptor, target: Target) -> float:
     """Estimated microseconds."""
-    return card.LAUNCH_US + tiles_cost_us(desc, target, BACKWARD_PRODUCTS, TERAFLOPS, tiles_of(desc, target)[0].queries)
+    return card.LAUNCH_US + tiles_cost_us(desc, target, BACKWARD_PRODUCTS, TERAFLOPS, TILES.of(desc, target)[0].queries)
 
 
 def workspace(desc: AttentionBackwardDescriptor, target: Target) -> int:
@@ -108,7 +91,7 @@ def workspace(desc: AttentionBackwardDescriptor, target: Target) -> int:
     layout=layout,
 )
 def tiles_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[Launch]:
-    of_queries, of_keys = tiles_of(desc, target)
+    of_queries, of_keys = TILES.of(desc, target)
     lse = desc.operand("lse")
     known = packed_strides(lse.shape)
     delta: dict[str, Arg] = {
