@@ -28,9 +28,8 @@ LEAST_CHUNK = 1024
 #: Programs beyond which chunks grow: two waves on an H200 of 16 programs a multiprocessor. One number for all targets,
 #: as the order of sums depends on it. Untuned.
 PROGRAMS = 4224
-#: Tensors whose chunks a program finds without a table: it would wait for that before it could load an address. On an
-#: H200 ``clip_value`` of 221054 f16 in one tensor takes 1.6 us in place of 1.9, of 6079 bf16 in two 1.6 in place of
-#: 1.8, but of 20155 f32 in twelve 1.7 either way, and each start is an argument that takes the host time.
+#: Tensors whose chunks a program finds without a table: it would wait for that before it could load an address. Of
+#: twelve tensors nothing was gained on an H200, and each start is an argument that takes the host time.
 FEW = 4
 #: Blocks of a program, where that leaves few programs without any: those that run at a time then read and write few
 #: pages of memory. Set by hand, from Adam of f32 on an H200.

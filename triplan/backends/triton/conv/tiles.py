@@ -83,7 +83,7 @@ TILES = {
     "f64": Tile(32, 32, 16, 1),
 }
 #: Of halves that are not all read and written in vectors: each element has an address, and larger tiles spill so many
-#: registers that they leave the L1 cache (58 us for a tile of one step).
+#: registers that these leave the L1 cache.
 RAGGED_HALF = Tile(128, 64, 32, 3)
 #: Of ``small_tiles``; and blocks of pixels that a program sums alone, because a second launch takes longer.
 SMALL, WHOLE = Tile(16, 16, 128, 1), 4

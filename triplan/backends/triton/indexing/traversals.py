@@ -45,8 +45,8 @@ WIDE_STRIPE = 256
 #: Points per program of ``elements_kernel``: four per thread. Untuned.
 ELEMENTS_BLOCK = 512
 #: Programs that are spread over all points, where they contend for elements of the table: about those that run at a
-#: time. Neighbours would meet more often: on an H200 ``scatter_prod`` of 1965 rows of 88081 i64 into 1333 then takes
-#: 31.1 ms, in place of 1.2. Untuned.
+#: time. Neighbours would meet more often, and rows that many indices choose would be computed one element at a time.
+#: Untuned.
 SPREAD = 4096
 
 

@@ -15,8 +15,7 @@ from triplan.descriptors.optim import ClipDescriptor
 from triplan.sku import ElementKind, PrecisionGuarantee, Target
 
 WARPS = 4
-#: Elements that a thread loads in one iteration. On an H200, of a list of 23.6e6 bf16, 8 take 25.3 us and 16 27.7; of
-#: 67876 f32, 8 take 1.5 and 4 1.7.
+#: Elements that a thread loads in one iteration. Set by hand, from drawn lists of bf16 and f32 on an H200.
 LANES = 8
 
 

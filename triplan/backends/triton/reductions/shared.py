@@ -305,10 +305,9 @@ class Plan:
 
     def registers(self) -> int | None:
         """A limit of registers per thread, if ptxas shall be told one. Left alone, it raises occupancy: it spills a few
-        registers of i64 and their positions, and lets narrow loads wait for each other. On an H200 the mean of 16 x
-        2048 bf16 that begin anywhere then takes 5.6 us in place of 1.7, ``any`` of 3221 x 645 x 469 bool 1937 in place
-        of 549. But occupancy hides the latency of many programs: with the limit, sums of columns of 16381 x 16383 f32
-        take 289 us in place of 263, and of rows of 20000 x 1001 bf16 21 in place of 17.
+        registers of i64 and their positions, and lets narrow loads wait for each other, so that few programs take two
+        to three times as long (drawn problems on an H200). But occupancy hides the latency of many programs: with the
+        limit, sums of many odd rows or columns take longer.
         """
         spilled = self.kind.accumulates in POSITIONS and self.compute is I64
         narrow = self._aligned() < 16 and self._shift(self.tile) == 1

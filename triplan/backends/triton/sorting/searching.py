@@ -12,8 +12,8 @@ from triplan.descriptors import Operand, SearchSortedDescriptor
 from triplan.sku import SUPPORTED, ElementKind, Support, Target
 
 #: (elements that a program searches for at most, those of a thread), and the same if there are PROGRAMS of such:
-#: a multiprocessor then has two of them, whose rows its L1 holds. On an H200, 23933 f16 in 1025 rows of 64309 take 692
-#: us by the first and 512 by the second, 16383 in 151 rows of 32767 74 and 79.
+#: a multiprocessor then has two of them, whose rows its L1 holds. From drawn problems on an H200, of which smaller ones
+#: take longer by the second.
 FEW, MANY, PROGRAMS = (512, 1), (2048, 2), 2048
 
 
