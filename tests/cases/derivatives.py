@@ -203,7 +203,7 @@ PAIRS: dict[str, tuple[Function, Function]] = {
 
 #: (shape, smoothing, weighted) of a loss, by the third word of its name.
 SHAPES: dict[str, tuple[tuple[int, ...], float, bool]] = {
-    "": ((3, 4), 0.1, True),
+    "": ((4, 5), 0.1, True),
     "vector": ((3,), 0.0, False),
     "deep": ((2, 3, 2), 0.2, True),
     "smooth": ((2, 3, 1, 2), 1.0, False),
