@@ -66,7 +66,8 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
             return super().us(target) + (ELEMENT_US[self.centred] * each if tile.rows > 1 else 0.0)
         us = waves_us(self.sums, self.each * tile.rows * sum(self.traffic()) * r.sectors(tile.rows), target)
         if not r.vectors:
-            per_us = SINGLE_PER_US[2 if self.element.itemsize > 2 else tile.rows > FEW_ROWS]
+            few, several, wide = SINGLE_PER_US
+            per_us = wide if self.element.itemsize > 2 else few if tile.rows <= FEW_ROWS else several
             us = max(us, LAUNCH_US + r.count * tile.block / per_us)
         reduced = REDUCE_US * len(self.gradients) if tile.rows > 4 and tile.warps > 4 else 0.0
         return us + BACKWARD_ELEMENT_US * each + reduced

@@ -104,7 +104,8 @@ def geometry(desc: RandomDescriptor) -> Geometry:
         most = ceil_power(max(desc.operand("out").numel // (shared * THREADS), 1))
         most = min(most, COUNTERS if is_aligned([*outer, across], shared) else ODD_COUNTERS)
         wanted = -(-columns.size // shared)
-        width = shared * -(-wanted // -(-wanted // most))  # parts of a row have about as many
+        parts = -(-wanted // most)
+        width = shared * -(-wanted // parts)  # parts of a row have about as many
         threads = points * across.size * -(-columns.size // width)
         return Geometry(tuple(outer), across, columns, shared, 1, width, -(-threads // (32 * WARPS)), threads)
     if across is not None:
