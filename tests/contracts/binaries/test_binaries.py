@@ -70,6 +70,8 @@ def test_binaries(op: str, entry: str, arch: str, pytestconfig: pytest.Config, m
         found, what = record(binary.source, TARGETS[arch].arch), f"{binary.source.name} of {binary.desc.key}"
         assert binary.may_spill or found.spill_bytes == 0, f"{what} spills {found.spill_bytes} bytes"
         assert 0 < found.registers <= 255, what
+        threads = int(re.findall(r"\.reqntid (\d+)", found.ptx)[0])
+        assert -(-found.registers // 8) * 8 * threads <= 1 << 16, f"{what}: {threads} threads lack registers"
         assert found.shared_bytes <= TARGETS[arch].shared_memory, what
         assert f".target sm_{arch[2:]}" in found.ptx, what
         assert found.cubin[:4] == b"\x7fELF", what

@@ -28,6 +28,8 @@ from triplan.sku.facts import fact
 
 #: Bytes of static shared memory that the system adds to each block with any on compute capability 9.0.
 SYSTEM_SHARED = 1024
+#: 32-bit registers that the threads of a block can have together (compute capability 8.0 and 9.0).
+BLOCK_REGISTERS = 1 << 16
 
 _lock = threading.RLock()  # a signal's handler may plan and run while its thread compiles
 _compiled: dict[tuple[Source, ArchSku], Any] = {}
@@ -76,11 +78,13 @@ def _compile(source: Source, arch: ArchSku) -> Any:
         constexprs=dict(source.constexprs),
         attrs={path: [["tt.divisibility", value]] for path, value in source.attrs},
     )
+    # A block whose threads together ask for more registers than there are compiles, but cannot be launched.
+    most = source.max_registers and min(source.max_registers, BLOCK_REGISTERS // (32 * source.num_warps))
     # Triton 3.10 flips the default of enable_fp_fusion, which would change bits.
     options: dict[str, Any] = {
         "num_warps": source.num_warps,
         "num_stages": source.num_stages,
-        "maxnreg": source.max_registers or None,
+        "maxnreg": most or None,
         "enable_fp_fusion": source.fuses,
         "launch_pdl": source.overlaps,
     }

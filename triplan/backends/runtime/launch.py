@@ -164,7 +164,8 @@ class Launch:
         overlaps: it may begin while the previous launch still runs (programmatic dependent launch). The kernel waits
             for the previous launch to end before it touches memory.
         max_registers: registers per thread that ptxas may use; None or 0: it decides, and may spill a few to raise
-            occupancy by one program. A low limit raises occupancy, a limit of 255 prevents those spills.
+            occupancy by one program. A low limit raises occupancy, a limit of 255 prevents those spills (threads of
+            more than eight warps get fewer: a block has 65,536).
         fuses: whether a product and a sum may be one instruction, which rounds once; otherwise both round.
     """
 
