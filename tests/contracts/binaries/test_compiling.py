@@ -28,21 +28,33 @@ def test_binaries_are_shared_process_wide() -> None:
     assert compiled_count() == count
 
 
+@triton.jit
+def hungry(x, y, B: tl.constexpr):  # type: ignore[no-untyped-def]
+    i = tl.arange(0, B)
+    a = tl.load(x + i)
+    b = tl.load(x + i + B)
+    c = tl.load(x + i + 2 * B)
+    # Sums need every element, and every element is needed again after them.
+    tl.store(y + i, a * tl.sum(b) + b * tl.sum(c) + c * tl.sum(a))
+
+
+def of_hungry(block: int, warps: int, max_registers: int | None = None) -> Launch:
+    pointer = Ptr("x", tp.ElementKind.F32, 16)
+    args = {"x": pointer, "y": pointer}
+    return Launch(hungry, 1, args, {"B": block}, num_warps=warps, max_registers=max_registers)
+
+
 def test_spills_would_be_seen() -> None:
     """A kernel forced into few registers spills, and the record says so."""
+    assert record(of_hungry(4096, 1).source(), tp.ArchSku.SM80).spill_bytes > 0
 
-    @triton.jit
-    def hungry(x, y, B: tl.constexpr):  # type: ignore[no-untyped-def]
-        i = tl.arange(0, B)
-        a = tl.load(x + i)
-        b = tl.load(x + i + B)
-        c = tl.load(x + i + 2 * B)
-        # Sums need every element, and every element is needed again after them.
-        tl.store(y + i, a * tl.sum(b) + b * tl.sum(c) + c * tl.sum(a))
 
-    pointer = Ptr("x", tp.ElementKind.F32, 16)
-    launch = Launch(hungry, 1, {"x": pointer, "y": pointer}, {"B": 4096}, num_warps=1)
-    assert record(launch.source(), tp.ArchSku.SM80).spill_bytes > 0
+@pytest.mark.parametrize("warps", [8, 16, 32])
+def test_registers_of_a_thread_are_at_most_its_share_of_a_block_s(warps: int) -> None:
+    """Without this, blocks of many threads compile and cannot be launched."""
+    found = record(of_hungry(64 * 32 * warps, warps, 255).source(), tp.ArchSku.SM90A)
+    share = (1 << 16) // (32 * warps)
+    assert share // 2 < found.registers <= share
 
 
 def test_cpu_plans_have_nothing_to_compile() -> None:

@@ -13,8 +13,6 @@ from proofs import run, target
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
-from triplan.backends.runtime.compile import record
-from triplan.sku import interpreting
 from triplan.testing import check_plan
 
 Tensor = torch.Tensor
@@ -314,16 +312,6 @@ def test_every_geometry(where: str, geometry: Any) -> None:
         cls: Any = tp.descriptor_types()[op]
         desc = cls(op=op, element=element, input_shape=shape, reduce_axes=axes, layouts=layouts)
         assert check_plan(tp.plan(desc, target=target(where)), runs=1).compared
-
-
-@pytest.mark.skipif(interpreting(), reason="kernels are interpreted here")
-def test_the_threads_of_a_large_program_have_registers() -> None:
-    """Sixteen warps of 255 registers a thread are more than a block can have: such a launch fails."""
-    desc = tp.ReduceDescriptor(op="mean", element="bf16", input_shape=(3, 700, 17), reduce_axes=(1,))
-    (launch,) = tp.plan(desc, target=H200).launches
-    registers = record(launch.source(), H200.arch).registers
-    assert (launch.num_warps, launch.max_registers) == (16, 255), "another launch would show it"
-    assert registers * 32 * launch.num_warps <= 1 << 16
 
 
 #: (op, element, elements of a line): of more than a block, in one chunk and in several, beside a multiple of 16 bytes.

@@ -64,8 +64,9 @@ MOST_LINES = 512
 #: Elements of a line up to which one thread reads all of them, one by one, if lines are contiguous and begin anywhere:
 #: threads that share a line would exchange as many accumulators as they read elements. Untuned.
 OWN_LINES = 8
-#: Warps of programs that reduce lines of at most LONE_LINE elements side by side, if there are at most LONE. Untuned.
-LONE, LONE_LINE, LONE_WARPS = 8, 4096, 16
+#: Warps of programs that reduce lines of at most LONE_LINE elements side by side, if there are at most LONE. Each
+#: thread has half as many elements as elsewhere: with more of them, or with 16 warps, they take longer (on an H200).
+LONE, LONE_LINE, LONE_WARPS = 8, 4096, 8
 #: Programs that divide a few lines whose elements are not contiguous. Untuned.
 SCATTERED = 264
 #: Programs that keep an H200 busy; with fewer, lines that are reduced side by side are divided into chunks. Untuned.
@@ -229,8 +230,9 @@ class Plan:
             return Tile(min(size // block, self._most_lines()), block, WARPS)
         most = (ODD_ACROSS_BYTES if odd else ACROSS_BYTES) // item
         _, rows = row_tile(most, most, self.across.size)
-        warps = LONE_WARPS if self.lanes <= LONE * rows and n <= LONE_LINE else WARPS
-        return Tile(rows, min(ceil_power(n), max(size * warps // WARPS // rows, 1)), warps)
+        lone = self.lanes <= LONE * rows and n <= LONE_LINE
+        size, warps = (min(size, whole), LONE_WARPS) if lone else (size, WARPS)
+        return Tile(rows, min(ceil_power(n), max(size // rows, 1)), warps)
 
     def _held(self, most: int, halved: bool) -> int:
         """Elements per thread: a power of two up to ``most``, or half of it; fewer of several operands."""
