@@ -69,7 +69,7 @@ def test_forward_and_backward(case: Case) -> None:
     forward = {name: x[name] for name in ("q", "k", "v", "out", "lse")}
     desc = tp.AttentionDescriptor.from_args(tp.AttentionArgs(**forward), causal=case.causal)
     assert wgmma.supports(desc, FEW)
-    for launch in wgmma.wgmma(desc, FEW):
+    for launch in wgmma.wgmma.build(desc, FEW):
         emulate(launch, x, torch.empty(0, dtype=torch.uint8))
     for name, w in wanted(desc, forward).items():
         assert agrees(x[name], w), name
@@ -77,7 +77,7 @@ def test_forward_and_backward(case: Case) -> None:
     backward = tp.AttentionBackwardDescriptor.from_args(tp.AttentionBackwardArgs(**x), causal=case.causal)
     assert wgmma_backward.supports(backward, FEW)
     workspace = torch.full((wgmma_backward.workspace(backward, FEW),), 255, dtype=torch.uint8)  # NaN
-    for launch in wgmma_backward.wgmma_backward(backward, FEW):
+    for launch in wgmma_backward.wgmma_backward.build(backward, FEW):
         emulate(launch, x, workspace)
     for name, w in wanted(backward, {n: t for n, t in x.items() if n not in ("dq", "dk", "dv")}).items():
         assert agrees(x[name], w), name

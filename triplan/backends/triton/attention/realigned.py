@@ -8,55 +8,39 @@ outweigh many times. Results have the bits of ``wgmma``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from triplan.backends.runtime.launch import Launch, Scalar
 from triplan.backends.triton.attention import copies, wgmma, wgmma_backward
-from triplan.backends.triton.attention.tma import hopper_guarantee, hopper_kernel
-from triplan.backends.triton.common.offsets import layout
+from triplan.backends.triton.attention.entries import Hopper, hopper_entry
 from triplan.descriptors.attention import AttendingDescriptor
 from triplan.sku import Support, Target
 
 
-@dataclass(frozen=True)
-class Way:
-    """A kernel that reads by TMA, as the kernel table has it."""
-
-    build: Callable[[Any, Target], Sequence[Launch]]
-    supports: Callable[[Any, Target], Support]
-    rank: Callable[[Any, Target], float]
-    numerics: Callable[[Any], str | None]
-    workspace: Callable[[Any, Target], int] = lambda desc, target: 0
-
-
-def register(op: str, name: str, way: Way, priority: int = 0) -> None:
-    """Register the entry ``name`` of ``op``: ``way`` on copies. ``priority``: that of ``way``, whose bits it has."""
+def enter(name: str, whole: Hopper) -> None:
+    """Register the entry ``name``: ``whole`` on copies, whose bits and so whose priority it has."""
 
     def supports(desc: AttendingDescriptor, target: Target) -> Support:
-        return copies.supports(desc) and way.supports(copies.inner(desc), target)
+        return copies.supports(desc) and whole.supports(copies.inner(desc), target)
 
     def rank(desc: AttendingDescriptor, target: Target) -> float:
-        return copies.cost_us(desc) + way.rank(copies.inner(desc), target)
+        return copies.cost_us(desc) + whole.rank(copies.inner(desc), target)
 
     def workspace(desc: AttendingDescriptor, target: Target) -> int:
-        return copies.workspace_bytes(desc) + way.workspace(copies.inner(desc), target)
+        return copies.workspace_bytes(desc) + whole.workspace(copies.inner(desc), target)
 
     def build(desc: AttendingDescriptor, target: Target) -> list[Launch]:
-        launches = way.build(copies.inner(desc), target)
+        launches = whole.build(copies.inner(desc), target)
         return copies.around(desc, [_scaled(x, desc.head_dim) for x in launches]) if launches else []
 
-    hopper_kernel(
-        op=op,
-        name=name,
+    hopper_entry(
+        whole.descriptor,
+        name,
         supports=supports,
         rank=rank,
+        numerics=lambda desc: whole.numerics(copies.inner(desc)),
         workspace=workspace,
-        guarantee=hopper_guarantee,
-        numerics=lambda desc: way.numerics(copies.inner(desc)),
-        priority=priority,
-        layout=layout,
+        priority=whole.priority,
     )(build)
 
 
@@ -68,15 +52,5 @@ def _scaled(launch: Launch, head_dim: int) -> Launch:
     return replace(launch, args={**launch.args, "scale": replace(scale, default=head_dim**-0.5)})
 
 
-register("attention", "realigned", Way(wgmma.wgmma, wgmma.supports, wgmma.rank, wgmma.numerics))
-register(
-    "attention_backward",
-    "realigned",
-    Way(
-        wgmma_backward.wgmma_backward,
-        wgmma_backward.supports,
-        wgmma_backward.rank,
-        wgmma_backward.numerics,
-        wgmma_backward.workspace,
-    ),
-)
+enter("realigned", wgmma.wgmma)
+enter("realigned", wgmma_backward.wgmma_backward)

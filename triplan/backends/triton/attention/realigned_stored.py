@@ -3,18 +3,6 @@
 
 from __future__ import annotations
 
-from triplan.backends.triton.attention import wgmma_stored
-from triplan.backends.triton.attention.realigned import Way, register
+from triplan.backends.triton.attention import realigned, wgmma_stored
 
-register(
-    "attention_backward",
-    "realigned_stored",
-    Way(
-        wgmma_stored.wgmma_stored,
-        wgmma_stored.supports,
-        wgmma_stored.rank,
-        wgmma_stored.numerics,
-        wgmma_stored.workspace,
-    ),
-    priority=1,
-)
+realigned.enter("realigned_stored", wgmma_stored.wgmma_stored)

@@ -6,10 +6,8 @@ The tile size does not depend on the batch, the heads or the number of queries, 
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.table import kernel
 from triplan.backends.triton.attention import arguments
 from triplan.backends.triton.attention.arguments import (
-    ELEMENTS,
     PRODUCTS,
     Choice,
     Tile,
@@ -18,10 +16,9 @@ from triplan.backends.triton.attention.arguments import (
     tiles_cost_us,
     tiles_of_rows,
 )
-from triplan.backends.triton.attention.guarantees import guarantee
+from triplan.backends.triton.attention.entries import pointers_entry
 from triplan.backends.triton.attention.tiles_kernels import attention_tiles_kernel
 from triplan.backends.triton.common import card
-from triplan.backends.triton.common.offsets import layout
 from triplan.descriptors import AttentionDescriptor
 from triplan.descriptors.attention import AttendingDescriptor
 from triplan.sku import ArchSku, Support, Target
@@ -85,16 +82,13 @@ def numerics(desc: AttendingDescriptor) -> str | None:
     return f"{desc.op}-tiles.{kind}.v2"
 
 
-@kernel(
-    op="attention",
+@pointers_entry(
+    AttentionDescriptor,
     name="tiles",
-    elements=ELEMENTS,
     supports=supports,
     rank=rank,
-    guarantee=guarantee,
     numerics=numerics,
     priority=1,  # after wgmma, which gives other bits
-    layout=layout,
 )
 def tiles(desc: AttentionDescriptor, target: Target) -> list[Launch]:
     if desc.operand("lse").numel == 0:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
-from triplan.backends.table import kernel
 from triplan.backends.triton.attention import arguments, tiles
 from triplan.backends.triton.attention.arguments import (
     BACKWARD_PRODUCTS,
-    ELEMENTS,
     Choice,
     Tile,
     constants,
@@ -15,11 +13,10 @@ from triplan.backends.triton.attention.arguments import (
     tiles_cost_us,
     tiles_of_rows,
 )
-from triplan.backends.triton.attention.guarantees import guarantee
+from triplan.backends.triton.attention.entries import pointers_entry
 from triplan.backends.triton.attention.tiles import numerics
 from triplan.backends.triton.attention.tiles_backward_kernels import attention_dkdv_kernel, attention_dq_kernel
 from triplan.backends.triton.common import card
-from triplan.backends.triton.common.offsets import layout
 from triplan.descriptors import AttentionBackwardDescriptor, packed_strides
 from triplan.sku import ArchSku, Support, Target
 
@@ -78,17 +75,14 @@ def workspace(desc: AttentionBackwardDescriptor, target: Target) -> int:
     return max(lse.nbytes, lse.element.itemsize if desc.operand("dk").numel else 0)
 
 
-@kernel(
-    op="attention_backward",
+@pointers_entry(
+    AttentionBackwardDescriptor,
     name="tiles",
-    elements=ELEMENTS,
     supports=supports,
     rank=rank,
-    workspace=workspace,
-    guarantee=guarantee,
     numerics=numerics,
     priority=2,  # after wgmma and wgmma_stored, which give other bits
-    layout=layout,
+    workspace=workspace,
 )
 def tiles_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[Launch]:
     of_queries, of_keys = TILES.of(desc, target)

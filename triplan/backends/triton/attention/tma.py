@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
-
 import torch
 
 from triplan.backends.runtime.gluon import gl
 from triplan.backends.runtime.launch import Arg, Int, TensorMap
-from triplan.backends.table import kernel
-from triplan.backends.triton.attention.guarantees import guarantee
 from triplan.descriptors import Operand
 from triplan.descriptors.attention import AttendingDescriptor
-from triplan.sku import SUPPORTED, ArchSku, ElementKind, PrecisionGuarantee, Support
+from triplan.sku import SUPPORTED, ElementKind, Support
 from triplan.sku.facts import fact
 
 _GLUON_ELEMENT = {ElementKind.F16: gl.float16, ElementKind.BF16: gl.bfloat16, ElementKind.F32: gl.float32}
@@ -33,11 +28,6 @@ SIZES = 16
 MANY_TURNS = 64
 #: 16-bit elements in 16 bytes, the smallest unit that TMA moves: strides and rows must be multiples of it.
 VECTOR = 8
-
-#: The decorator ``kernel``, with the arguments that all entries with TMA and wgmma share.
-hopper_kernel = partial(
-    kernel, elements=("f16", "bf16"), archs=(ArchSku.SM90A,), features=("gluon", "tma"), interpretable=False
-)
 
 
 @fact
@@ -62,10 +52,6 @@ def shift_of(desc: AttendingDescriptor) -> int:
 def is_invariant(desc: AttendingDescriptor) -> bool:
     """Whether ``supports`` holds for any number of queries (with ``align`` "end", that number moves query 0)."""
     return not (desc.causal and desc.align == "end")
-
-
-def hopper_guarantee(desc: AttendingDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    return guarantee(desc, is_invariant(desc))
 
 
 def section_heads(desc: AttendingDescriptor, rows: int) -> int:

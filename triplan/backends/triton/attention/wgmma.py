@@ -7,11 +7,9 @@ import math
 from triplan.backends.runtime.launch import Int, Launch, Scalar
 from triplan.backends.triton.attention import arguments
 from triplan.backends.triton.attention.arguments import PRODUCTS, cost_us, pointer
+from triplan.backends.triton.attention.entries import hopper_entry
 from triplan.backends.triton.attention.tma import (
     TILE,
-    hopper_guarantee,
-    hopper_kernel,
-    is_invariant,
     order_of,
     section_heads,
     shift_of,
@@ -20,7 +18,6 @@ from triplan.backends.triton.attention.tma import (
     width_of,
 )
 from triplan.backends.triton.attention.wgmma_kernels import attention_wgmma_kernel
-from triplan.backends.triton.common.offsets import layout
 from triplan.descriptors import AttentionDescriptor
 from triplan.sku import ElementKind, Support, Target
 
@@ -48,22 +45,8 @@ def rank(desc: AttentionDescriptor, target: Target) -> float:
     return START_US[width] + cost_us(desc, target, PRODUCTS, TERAFLOPS[width], TILE, width)
 
 
-def numerics(desc: AttentionDescriptor) -> str | None:
-    """The numerics id. Besides the values, a row's bits depend only on blocks of keys ending at multiples of BLOCK."""
-    if not is_invariant(desc):
-        return None
-    return f"attention-wgmma.{desc.element}.{width_of(desc)}.{desc.causal:d}.v1"
-
-
-@hopper_kernel(
-    op="attention",
-    name="wgmma",
-    supports=supports,
-    rank=rank,
-    guarantee=hopper_guarantee,
-    numerics=numerics,
-    layout=layout,
-)
+# Besides the values, a row's bits depend only on blocks of keys ending at multiples of BLOCK.
+@hopper_entry(AttentionDescriptor, "wgmma", supports=supports, rank=rank)
 def wgmma(desc: AttentionDescriptor, target: Target) -> list[Launch]:
     lse = desc.operand("lse")
     if lse.numel == 0:

@@ -9,11 +9,9 @@ from triplan.backends.runtime.gluon import gl
 from triplan.backends.runtime.launch import Arg, Copy, Int, Launch, Scalar, Scratch, TensorMap
 from triplan.backends.triton.attention import arguments
 from triplan.backends.triton.attention.arguments import BACKWARD_PRODUCTS, cost_us, pointer
+from triplan.backends.triton.attention.entries import hopper_entry
 from triplan.backends.triton.attention.tma import (
     TILE,
-    hopper_guarantee,
-    hopper_kernel,
-    is_invariant,
     order_of,
     section_heads,
     shift_of,
@@ -24,7 +22,6 @@ from triplan.backends.triton.attention.tma import (
 from triplan.backends.triton.attention.wgmma_backward_dq_kernels import attention_wgmma_dq_kernel
 from triplan.backends.triton.attention.wgmma_backward_kernels import attention_wgmma_dkdv_kernel
 from triplan.backends.triton.common import card
-from triplan.backends.triton.common.offsets import layout
 from triplan.descriptors import AttentionBackwardDescriptor
 from triplan.sku import ElementKind, Support, Target
 
@@ -87,13 +84,6 @@ def rank(desc: AttentionBackwardDescriptor, target: Target) -> float:
     return card.LAUNCH_US + START_US + cost
 
 
-def numerics(desc: AttentionBackwardDescriptor) -> str | None:
-    """The numerics id: the gradients of one head of one sequence do not depend on the others."""
-    if not is_invariant(desc):
-        return None
-    return f"attention_backward-wgmma.{desc.element}.{width_of(desc)}.{desc.causal:d}.v1"
-
-
 def keys_launch(
     desc: AttentionBackwardDescriptor,
     target: Target,
@@ -131,16 +121,7 @@ def scale_of(desc: AttentionBackwardDescriptor) -> Scalar:
     return Scalar("scale", ElementKind.F32, desc.head_dim**-0.5)
 
 
-@hopper_kernel(
-    op="attention_backward",
-    name="wgmma",
-    supports=supports,
-    rank=rank,
-    workspace=workspace,
-    guarantee=hopper_guarantee,
-    numerics=numerics,
-    layout=layout,
-)
+@hopper_entry(AttentionBackwardDescriptor, "wgmma", supports=supports, rank=rank, workspace=workspace)
 def wgmma_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[Launch]:
     width, tiles = width_of(desc), tiles_of(desc)
     heads = desc.batch * desc.heads

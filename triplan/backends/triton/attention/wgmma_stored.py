@@ -16,11 +16,9 @@ from triplan.backends.runtime.gluon import gl
 from triplan.backends.runtime.launch import Arg, Copy, Int, Launch, Scratch, TensorMap
 from triplan.backends.triton.attention import wgmma_backward
 from triplan.backends.triton.attention.arguments import pointer, strides
+from triplan.backends.triton.attention.entries import hopper_entry
 from triplan.backends.triton.attention.tma import (
     TILE,
-    hopper_guarantee,
-    hopper_kernel,
-    is_invariant,
     order_of,
     section_heads,
     shift_of,
@@ -41,7 +39,6 @@ from triplan.backends.triton.attention.wgmma_stored_kernels import (
     attention_wgmma_stored_dq_kernel,
 )
 from triplan.backends.triton.common import card
-from triplan.backends.triton.common.offsets import layout
 from triplan.descriptors import AttentionBackwardDescriptor
 from triplan.sku import ElementKind, Support, Target
 from triplan.sku.facts import fact
@@ -222,23 +219,13 @@ def rank(desc: AttentionBackwardDescriptor, target: Target) -> float:
     return rows_us + START_US + known_division(desc, target).us
 
 
-def numerics(desc: AttentionBackwardDescriptor) -> str | None:
-    """The numerics id: the gradients of one head of one sequence do not depend on the others, nor on the parts."""
-    if not is_invariant(desc):
-        return None
-    return f"attention_backward-wgmma_stored.{desc.element}.{width_of(desc)}.{desc.causal:d}.v1"
-
-
-@hopper_kernel(
-    op="attention_backward",
-    name="wgmma_stored",
+@hopper_entry(
+    AttentionBackwardDescriptor,
+    "wgmma_stored",  # whose bits do not depend on the parts
     supports=supports,
     rank=rank,
     workspace=workspace,
-    guarantee=hopper_guarantee,
-    numerics=numerics,
     priority=1,  # after wgmma, which gives other bits and needs less workspace
-    layout=layout,
 )
 def wgmma_stored(desc: AttentionBackwardDescriptor, target: Target) -> list[Launch]:
     division, total = known_division(desc, target), desc.batch * desc.key_heads
