@@ -17,7 +17,8 @@ from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import at_least_1d, axis, broadcast, check_same_device, require
 from triplan.functional._sharding import reshaped
 from triplan.functional._watching import needs_grad, transformed
-from triplan.functional.indexing.gather import _filled, _gather, _gather_backward, _scatter, gather
+from triplan.functional.indexing.gather import _filled, _gather, _gather_backward, gather
+from triplan.functional.indexing.reduce import _scatter
 from triplan.functional.indexing.select import check_vector
 
 __all__ = ["index_copy", "index_copy_", "index_fill", "index_fill_"]

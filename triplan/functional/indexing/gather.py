@@ -1,4 +1,4 @@
-"""One index per element: gather, scatter_add and scatter, with torch's semantics.
+"""One index per element: gather and scatter_add, with torch's semantics.
 
 The backward of gather adds to the elements that the forward read. The backward of scatter_add reads the elements that
 the forward added to. Indices are i32 or i64. Where the index tensor is smaller than the other tensors off the axis,
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from triplan.facade import GatherBackwardPlan, GatherPlan, ScatterAddPlan, ScatterPlan
+from triplan.facade import GatherBackwardPlan, GatherPlan, ScatterAddPlan
 from triplan.functional._forward import Linearity
 from triplan.functional._ops import Op, composed
 from triplan.functional._plans import run
@@ -163,7 +163,7 @@ def gather_with_grad(input: Tensor, dim: int, index: Tensor, *, check_indices: b
     return gather(input, dim, index, check_indices=check_indices)
 
 
-# --- scatter_add and scatter ---
+# --- scatter_add ---
 
 
 def _checked_scatter(op: str, input: Tensor, dim: int, index: Tensor, src: Tensor) -> Sequence[int]:
@@ -283,41 +283,6 @@ def scatter_add_(input: Tensor, dim: int, index: Tensor, src: Tensor, *, check_i
     if input.dtype in NARROW:
         return input.copy_(_add_narrow(input, dim, index, src, check_indices))
     return _scatter_add.in_place(input, dim, index, src, check_indices)
-
-
-def _put_shape(
-    input: Tensor, dim: int, index: Tensor, src: Tensor, check_indices: bool = False, wrap_negative: bool = False
-) -> Sequence[int]:
-    return _checked_scatter("scatter", input, dim, index, src)
-
-
-def _put_update(
-    out: Tensor, dim: int, index: Tensor, src: Tensor, check_indices: bool = False, wrap_negative: bool = False
-) -> None:
-    dim = axis(dim, out.dim())
-    options: dict[str, Any] = {"scatter_dim": dim, "wrap_negative": wrap_negative}
-    run(ScatterPlan, _scatter_operands(out, dim, index, src), check_indices=check_indices, **options)
-
-
-def _put_grad(ctx: Any, grad: Tensor) -> Any:
-    to_input, _, _, to_src = ctx.needs_input_grad[:4]
-    (index,) = ctx.saved_tensors  # once: a checkpoint refuses a second time
-    kept = None
-    if to_input:
-        kept = _scatter(grad, ctx.dim, index, _filled(grad, 0, index), False, ctx.wrap_negative)
-    return kept, None, None, _grad_of_src(ctx, index, grad) if to_src else None, None, None
-
-
-_scatter = Op(
-    "scatter",
-    "Tensor input, int dim, Tensor index, Tensor src, bool check_indices=False, bool wrap_negative=False",
-    axes=_scatter_axes,
-    shape=_put_shape,
-    update=_put_update,
-    setup=_scatter_setup,
-    backward=_put_grad,
-    linearity=Linearity((0, 3)),
-)
 
 
 def _filled(like: Tensor, value: float, index: Tensor) -> Tensor:

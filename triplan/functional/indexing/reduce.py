@@ -14,6 +14,7 @@ import torch
 
 from triplan.errors import shown
 from triplan.facade import ScatterPlan, ScatterReducePlan
+from triplan.functional._forward import Linearity
 from triplan.functional._ops import Op, composed
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
@@ -24,11 +25,12 @@ from triplan.functional.indexing.gather import (
     _checked_scatter,
     _filled,
     _gather,
+    _grad_of_src,
     _padded,
-    _scatter,
     _scatter_add,
     _scatter_axes,
     _scatter_operands,
+    _scatter_setup,
 )
 from triplan.sku import ElementKind
 
@@ -36,6 +38,47 @@ __all__ = ["scatter", "scatter_", "scatter_reduce", "scatter_reduce_"]
 
 Tensor = torch.Tensor
 _REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
+
+
+# --- the op scatter ---
+
+
+def _put_shape(
+    input: Tensor, dim: int, index: Tensor, src: Tensor, check_indices: bool = False, wrap_negative: bool = False
+) -> Sequence[int]:
+    return _checked_scatter("scatter", input, dim, index, src)
+
+
+def _put_update(
+    out: Tensor, dim: int, index: Tensor, src: Tensor, check_indices: bool = False, wrap_negative: bool = False
+) -> None:
+    dim = axis(dim, out.dim())
+    options: dict[str, Any] = {"scatter_dim": dim, "wrap_negative": wrap_negative}
+    run(ScatterPlan, _scatter_operands(out, dim, index, src), check_indices=check_indices, **options)
+
+
+def _put_grad(ctx: Any, grad: Tensor) -> Any:
+    to_input, _, _, to_src = ctx.needs_input_grad[:4]
+    (index,) = ctx.saved_tensors  # once: a checkpoint refuses a second time
+    kept = None
+    if to_input:
+        kept = _scatter(grad, ctx.dim, index, _filled(grad, 0, index), False, ctx.wrap_negative)
+    return kept, None, None, _grad_of_src(ctx, index, grad) if to_src else None, None, None
+
+
+_scatter = Op(
+    "scatter",
+    "Tensor input, int dim, Tensor index, Tensor src, bool check_indices=False, bool wrap_negative=False",
+    axes=_scatter_axes,
+    shape=_put_shape,
+    update=_put_update,
+    setup=_scatter_setup,
+    backward=_put_grad,
+    linearity=Linearity((0, 3)),
+)
+
+
+# --- scatter_reduce ---
 
 
 def _identity(reduce: str, dtype: torch.dtype) -> float:
