@@ -79,14 +79,23 @@ def files_of_ops(used: bool) -> dict[str, int]:
     definition of a class of its own (``GatherPlan``). A new op beside it, or another name, changes these.
 
     ``used``: also where its classes are used, in annotations mostly. A word in a longer string, a function of torch or
-    Triton and a family of the same name (gemm) do not name the op.
+    Triton and a family of the same name (gemm) do not name the op. Nor does a family outside ``functional``, whose
+    families alone call each other's ops: there the word is an operand or a field (``copy`` of optimizers).
     """
-    by_file = [set(names(p, used)) for p in files(ROOT / "triplan")]
+    families = set(ops().values())
+    by_file = [(owner(p, families), set(names(p, used))) for p in files(ROOT / "triplan")]
     found = {}
-    for op in ops():
+    for op, family in ops().items():
         classes = {op.title().replace("_", "") + suffix for suffix in ("Descriptor", "Args", "Plan")}
-        found[op] = sum(not named.isdisjoint({f"{op!r}", *classes}) for named in by_file)
+        known = {f"{op!r}", *classes}
+        found[op] = sum(own in ("", family) and not named.isdisjoint(known) for own, named in by_file)
     return found
+
+
+def owner(path: Path, families: set[str]) -> str:
+    """The family of a module that knows the ops of no other; empty for one that may."""
+    parts = path.relative_to(ROOT / "triplan").with_suffix("").parts
+    return "" if parts[0] == "functional" else next((part for part in parts if part in families), "")
 
 
 def arrows() -> int:
