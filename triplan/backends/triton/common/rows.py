@@ -125,9 +125,13 @@ class Rows:
         """Whether there are enough rows for several ``neighbours`` a program."""
         return self.outer * self.groups(self.neighbours) >= ENOUGH
 
-    def programs(self, tile: Tile) -> int:
-        """Programs that cover all rows, of one ``tile`` each."""
-        return self.outer * self.groups(tile.rows) * max(-(-self.n // tile.block), 1)
+    def blocks(self, tile: Tile) -> int:
+        """Blocks of a row, one even of an empty row: its statistics are written."""
+        return max(-(-self.n // tile.block), 1)
+
+    def programs(self, tile: Tile, blocks: int | None = None) -> int:
+        """Programs of ``blocks`` blocks of every row, of one ``tile`` each; by default of those that cover all rows."""
+        return self.outer * self.groups(tile.rows) * (self.blocks(tile) if blocks is None else blocks)
 
     def numerics(self, name: str, operands: Sequence[Operand]) -> str | None:
         """The numerics id: ``name``, which holds all else that decides bits, and the promised layouts: how many

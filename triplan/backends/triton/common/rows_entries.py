@@ -94,7 +94,7 @@ class Entry(ABC):
         return {}
 
     def arrays(self) -> dict[str, int]:
-        """Bytes of each array of the workspace, by the name of the kernels' argument. Elements are compute elements."""
+        """Compute elements of each array of the workspace, by the name of the kernels' argument."""
         return {}
 
     # --- what a kernel gives ---
@@ -163,9 +163,13 @@ class Entry(ABC):
     def given(self) -> dict[str, Arg]:
         """The arguments that all launches choose from."""
         args, start = self.arguments(), 0
-        for name, size in self.arrays().items():  # one after another in the workspace
-            args[name], start = Scratch(start, self.compute), start + size
+        for name, length in self.arrays().items():  # one after another in the workspace
+            args[name], start = Scratch(start, self.compute), start + self.nbytes(length)
         return args
+
+    def nbytes(self, *lengths: int) -> int:
+        """Bytes of the workspace that arrays of so many elements take."""
+        return sum(padded_bytes(length * self.compute.itemsize) for length in lengths)
 
     def launch(
         self,
@@ -209,7 +213,7 @@ class Entry(ABC):
                 guarantee=lambda desc: bounds.of_outputs(desc, of(desc).guaranteed),
                 supports=lambda desc, target: of(desc).supports(target),
                 rank=lambda desc, target: of(desc).rank(target),
-                workspace=lambda desc, target: sum(of(desc).arrays().values()),
+                workspace=lambda desc, target: of(desc).nbytes(*of(desc).arrays().values()),
                 numerics=lambda desc: of(desc).numerics(),
                 priority=cls.priority,
                 layout=layout,
@@ -264,7 +268,7 @@ class LoopedRows(Entry):
     missed_share: ClassVar[float] = 0.8
 
     def programs(self) -> int:
-        return self.rows.outer * self.rows.groups(self.tile.rows)
+        return self.rows.programs(self.tile, blocks=1)
 
     def unroll(self) -> int:
         """Blocks of one row that are loaded at a time."""
@@ -303,24 +307,18 @@ class SplitRows(Entry):
         return self.rows.block_tile(len(self.read_first), alone=True)
 
     def blocks(self) -> int:
-        """Blocks of a row that are reduced. (One even of an empty row: its statistics are written.)"""
-        return max(-(-self.rows.n // self.tile.block), 1)
+        """Blocks of a row that are reduced."""
+        return self.rows.blocks(self.tile)
 
     def finish(self) -> tuple[Tile, int]:
         """What a program of the second launch writes, and its programs for each row."""
         return self.tile, self.blocks()
 
     def arrays(self) -> dict[str, int]:
-        count = 0 if self.idle() else self.rows.count * self.blocks()
-        size = padded_bytes(count * self.compute.itemsize)
-        return super().arrays() | dict.fromkeys(self.partials(), size)
-
-    def grid(self, tile: Tile, blocks: int) -> int:
-        """Programs, of a tile each, for ``blocks`` blocks of every row."""
-        return self.rows.outer * self.rows.groups(tile.rows) * blocks
+        return super().arrays() | dict.fromkeys(self.partials(), 0 if self.idle() else self.rows.count * self.blocks())
 
     def programs(self) -> int:
-        return max(self.grid(self.tile, self.blocks()), self.grid(*self.finish()))
+        return max(self.rows.programs(self.tile), self.rows.programs(*self.finish()))
 
     def supports(self, target: Target) -> Support:
         if self.blocks() > MOST_BLOCKS:
@@ -329,15 +327,15 @@ class SplitRows(Entry):
 
     def reduce_us(self, target: Target) -> float:
         """Microseconds of the first launch."""
-        tile, blocks = self.tile, self.blocks()
-        nbytes = tile.rows * self.rows.sectors(tile.rows, self.read_first) * self.traffic()[0] / blocks
-        return self.reducing_us(self.grid(tile, blocks), nbytes, target)
+        tile = self.tile
+        nbytes = tile.rows * self.rows.sectors(tile.rows, self.read_first) * self.traffic()[0] / self.blocks()
+        return self.reducing_us(self.rows.programs(tile), nbytes, target)
 
     def us(self, target: Target) -> float:
         (first, second), (tile, pieces) = self.traffic(), self.finish()
         nbytes = tile.rows * self.rows.sectors(tile.rows) * second / pieces
         again = self.rows.count * self.rows.sectors(tile.rows, self.read_first) * first if second else 0
-        us = self.reduce_us(target) + waves_us(self.grid(tile, pieces), nbytes, target) + again_us(again)
+        us = self.reduce_us(target) + waves_us(self.rows.programs(tile, pieces), nbytes, target) + again_us(again)
         return us - LAUNCH_US + OVERLAPPED_LAUNCH_US if self.overlaps else us
 
     def arguments(self) -> dict[str, Arg]:
@@ -345,14 +343,14 @@ class SplitRows(Entry):
 
     def reduce(self) -> Launch:
         """The first launch."""
-        return self.launch(self.pairs[self.backward][0], self.grid(self.tile, self.blocks()))
+        return self.launch(self.pairs[self.backward][0], self.rows.programs(self.tile))
 
     def main(self) -> list[Launch]:
         tile, pieces = self.finish()
         # (Left alone, ptxas may spill a few registers of a tile of several rows to fit another program.)
         most = registers_for(tile, 1) if tile.rows > 1 else 0
-        finish, blocks = self.pairs[self.backward][1], ceil_power(self.blocks())
-        return [self.reduce(), self.launch(finish, self.grid(tile, pieces), tile, registers=most, BLOCKS=blocks)]
+        finish, programs = self.pairs[self.backward][1], self.rows.programs(tile, pieces)
+        return [self.reduce(), self.launch(finish, programs, tile, registers=most, BLOCKS=ceil_power(self.blocks()))]
 
 
 class TurnedSplit(SplitRows):
@@ -369,7 +367,7 @@ class TurnedSplit(SplitRows):
         r, read = self.rows, self.read_first
         alone = (r.lone_tile(read, len(read)), r.lone_tile(r.operands, len(read)))
         first = r.turned_tile(read, 1, self.held()) or alone[0]
-        merged = ceil_power(-(-r.n // first.block))
+        merged = ceil_power(r.blocks(first))
         found = (r.turned_tile(r.operands, times, self.held()) or alone[1] for times in WRITTEN)
         return next(((first, tile) for tile in found if tile.rows * merged <= MOST_MERGED), alone)
 
@@ -377,7 +375,7 @@ class TurnedSplit(SplitRows):
         return self.tiles[0]
 
     def finish(self) -> tuple[Tile, int]:
-        return self.tiles[1], max(-(-self.rows.n // self.tiles[1].block), 1)
+        return self.tiles[1], self.rows.blocks(self.tiles[1])
 
     def arguments(self) -> dict[str, Arg]:
         return super().arguments() | self.rows.sizes(turned=any(tile.rows > 1 for tile in self.tiles))

@@ -13,7 +13,6 @@ from typing import Any
 from triplan.backends.runtime.launch import Arg, Float, Int, Launch, Ptr
 from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.fill import fill_launch
-from triplan.backends.triton.common.offsets import padded_bytes
 from triplan.backends.triton.common.rows_entries import Entry, rows_of
 from triplan.backends.triton.common.tiles import Tile, waves_us
 from triplan.backends.triton.losses import shared_kernels as kernels
@@ -104,7 +103,7 @@ class LossEntry(Entry):
         counts = parts if self.counts_first() or (self.mean and parts > 1) else 0
         sums = parts if self.desc.reduced and not self.backward and parts > 1 else 0
         lengths = {"counts": counts, "sums": sums, "class_sum": int(self.weighs)}
-        return {name: padded_bytes(n * self.compute.itemsize) for name, n in lengths.items() if n}
+        return {name: n for name, n in lengths.items() if n}
 
     def sum_tile(self) -> Tile:
         """What a program that reduces rows' losses holds: 32 bytes a thread, or of few rows one a thread."""

@@ -5,7 +5,6 @@ Without a gradient, the second launch has one program a row, which writes its lo
 
 from __future__ import annotations
 
-from triplan.backends.triton.common.offsets import padded_bytes
 from triplan.backends.triton.common.rows_entries import SplitRows
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.losses import split_kernels as kernels
@@ -24,5 +23,4 @@ class CrossEntropySplit(SplitRows, CrossEntropyEntry, ops=CrossEntropyDescriptor
         return ("tops", "totals", "plains") if self.smoothing else ("tops", "totals")
 
     def arrays(self) -> dict[str, int]:
-        logits = self.rows.count * self.compute.itemsize  # those of the targets, one a row
-        return super().arrays() | {"mines": padded_bytes(logits)}
+        return super().arrays() | {"mines": self.rows.count}  # logits of the targets, one a row

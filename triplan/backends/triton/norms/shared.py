@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from triplan.backends.runtime.launch import Arg, Float, Int, Launch
 from triplan.backends.triton.common import bounds, card
-from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, padded_bytes
+from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power
 from triplan.backends.triton.common.rows_entries import Entry
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.norms.parameters_kernels import norm_fold_kernel, norm_parameters_kernel
@@ -127,8 +127,7 @@ class NormEntry(Entry):
 
     def arrays(self) -> dict[str, int]:
         """Partial sums. (No rows have one all the same: no kernel reads it, but one is given its address.)"""
-        size = padded_bytes(max(self.sums, 1) * self.rows.n * self.compute.itemsize)
-        return {PARTIALS[name]: size for name in self.folded}
+        return {PARTIALS[name]: max(self.sums, 1) * self.rows.n for name in self.folded}
 
     def launches(self, target: Target) -> list[Launch]:
         """The rows' own work, and the fold of partial sums."""
@@ -149,7 +148,7 @@ class NormEntry(Entry):
         return 0.0 if self.rows.vectors else card.LAUNCH_US + elements / per_us
 
     def rank(self, target: Target) -> float:
-        nbytes = sum(NormEntry.arrays(self).values())
+        nbytes = self.nbytes(*NormEntry.arrays(self).values())
         us = super().rank(target) + (card.LAUNCH_US + 2 * nbytes / card.BYTES_PER_US if nbytes else 0.0)
         later = self.own_launches - 1 + (nbytes > 0) if self.gradients else 0
         return us + later * LATER_US
