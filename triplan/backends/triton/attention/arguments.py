@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 from triplan.backends.runtime.launch import Arg, Float, Int, Ptr, Scalar, Stride
 from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import TL, ceil_power
+from triplan.backends.triton.common.tiles import fits_grid
 from triplan.descriptors import Operand, packed_strides
 from triplan.descriptors.attention import AttendingDescriptor
-from triplan.sku import SUPPORTED, ArchSku, ElementKind, MathPrecision, Support, Target
+from triplan.sku import ArchSku, ElementKind, MathPrecision, Support, Target
 
 D = TypeVar("D", bound=AttendingDescriptor)
 #: Elements of the kernels that read through pointers.
@@ -179,9 +180,7 @@ def supports(desc: D, programs_of: Callable[[D], int]) -> Support:
         return Support.no(f"{desc.queries} queries and {desc.keys} keys; it counts fewer than {MOST_LENGTH}")
     if (desc.sequences or 0) >= MOST_LENGTH:
         return Support.no(f"{desc.sequences} sequences; it counts fewer than {MOST_LENGTH}")
-    if (programs := programs_of(desc)) >= 2**31:
-        return Support.no(f"{programs} programs; a grid holds fewer than 2**31")
-    return SUPPORTED
+    return fits_grid(programs_of(desc))
 
 
 def pairs(desc: AttendingDescriptor, edge: int) -> float:

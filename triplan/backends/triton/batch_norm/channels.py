@@ -16,9 +16,10 @@ from triplan.backends.triton.batch_norm import channels_kernels as kernels
 from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.offsets import TL, ceil_power, layout, padded_bytes, values
 from triplan.backends.triton.common.strides import count, moving_strides, row_tile
+from triplan.backends.triton.common.tiles import fits_grid
 from triplan.descriptors import BatchNormBackwardDescriptor, BatchNormDescriptor
 from triplan.descriptors.batch_norm import BatchNormProblem, ImagesProblem
-from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
+from triplan.sku import PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
@@ -116,8 +117,7 @@ def supports(desc: BatchNormProblem, target: Target) -> Support:
     largest = max(geometry(desc).rows, desc.channels, desc.pixels)
     if largest >= MOST:
         return Support.no(f"an extent of {largest}; it counts fewer than {MOST}")
-    programs = geometry(desc).blocks * geometry(desc).groups
-    return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs, 2**31 or more")
+    return fits_grid(geometry(desc).blocks * geometry(desc).groups)
 
 
 def rank(desc: BatchNormProblem, target: Target) -> float:

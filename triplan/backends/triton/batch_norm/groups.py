@@ -24,10 +24,10 @@ from triplan.backends.triton.batch_norm.channels import (
 from triplan.backends.triton.batch_norm.channels_kernels import batch_norm_fold_kernel, batch_norm_sums_kernel
 from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.offsets import TL, ceil_power, divisor, layout
-from triplan.backends.triton.common.tiles import Tile
+from triplan.backends.triton.common.tiles import Tile, fits_grid
 from triplan.descriptors import GroupNormBackwardDescriptor, GroupNormDescriptor
 from triplan.descriptors.batch_norm import GroupNormProblem
-from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
+from triplan.sku import PrecisionGuarantee, Support, Target
 
 #: Bytes that a program moves in a microsecond while few run. Measured on an H200 at 2, 5 and 24 groups of 10**6
 #: elements: 0.8e4 to 2.1e4.
@@ -52,8 +52,7 @@ def supports(desc: GroupNormProblem, target: Target) -> Support:
     largest = max(rows(desc), desc.count, desc.batch, desc.channels)
     if largest >= MOST:
         return Support.no(f"an extent of {largest}; it counts fewer than {MOST}")
-    programs = geometry(desc).blocks * geometry(desc).groups
-    return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs, 2**31 or more")
+    return fits_grid(geometry(desc).blocks * geometry(desc).groups)
 
 
 def sums(desc: GroupNormProblem) -> bool:

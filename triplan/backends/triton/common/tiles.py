@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import ceil_power
-from triplan.sku import Target
+from triplan.sku import SUPPORTED, Support, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,13 @@ def warps_for(elements: int, size: int) -> int:
 def registers_for(tile: Tile, programs: int) -> int:
     """Registers a thread, a multiple of eight, with which ``programs`` programs are resident on a multiprocessor."""
     return min(card.SM_REGISTERS // (programs * 32 * tile.warps) // 8 * 8, card.MAX_THREAD_REGISTERS)
+
+
+def fits_grid(programs: int) -> Support:
+    """Whether a grid can hold ``programs``."""
+    if programs < 2**31:
+        return SUPPORTED
+    return Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
 
 
 # --- costs, in microseconds on an H200 ---

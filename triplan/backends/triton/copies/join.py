@@ -11,11 +11,12 @@ from triplan.backends.table import kernel
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.offsets import I32_LIMIT, RANKS
 from triplan.backends.triton.common.strides import known_strides, row_tile, stride_arg
+from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.copies import join_kernels as kernels
 from triplan.backends.triton.copies.geometry import ELEMENTS, layout
 from triplan.backends.triton.copies.rows import THREADS, elements
 from triplan.descriptors import JoinDescriptor, Operand
-from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
+from triplan.sku import PrecisionGuarantee, Support, Target
 
 
 def _tile(desc: JoinDescriptor) -> tuple[int, int]:
@@ -32,8 +33,7 @@ def applies(desc: JoinDescriptor, target: Target) -> Support:
     for o in desc.operands():
         if o.shape[1] > 1 and known_strides(o, 2)[1] != 1:
             return Support.no(f"{o.name} is not promised contiguous along its columns")
-    programs = _programs(desc)
-    return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
+    return fits_grid(_programs(desc))
 
 
 def guarantee(desc: JoinDescriptor) -> Mapping[str, PrecisionGuarantee]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from triplan.backends.runtime.launch import Int, Launch, power_of_two_in
 from triplan.backends.triton.common.offsets import ceil_power, divisor
 from triplan.backends.triton.common.strides import Along, row_tile
+from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.copies import geometry, rows_kernels as kernels
 from triplan.descriptors import Operand
 from triplan.descriptors.copies import MoveDescriptor
-from triplan.sku import SUPPORTED, Support, Target
+from triplan.sku import Support, Target
 
 #: Threads of a program, and bytes of the narrower operand per thread: as elementwise's ``rows``, measured on an H200.
 THREADS, BYTES = 128, 32
@@ -73,8 +74,7 @@ def _slowdown(desc: MoveDescriptor) -> float:
 
 
 def applies(desc: MoveDescriptor, target: Target) -> Support:
-    programs = _programs(desc)
-    return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
+    return fits_grid(_programs(desc))
 
 
 def rank(desc: MoveDescriptor, target: Target) -> float:

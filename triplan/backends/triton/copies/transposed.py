@@ -5,9 +5,10 @@ from __future__ import annotations
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import MAX_THREAD_REGISTERS
 from triplan.backends.triton.common.offsets import ceil_power
+from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.copies import geometry, transposed_kernels as kernels
 from triplan.descriptors.copies import MoveDescriptor
-from triplan.sku import SUPPORTED, Support, Target
+from triplan.sku import Support, Target
 
 #: (rows and columns of a tile, threads) for bytes, and for other elements: the best on an H200, of 16 x 16 to 128 x
 #: 128, for 6000 x 6000 and 4001 x 3999.
@@ -61,8 +62,7 @@ def applies(desc: MoveDescriptor, target: Target) -> Support:
         return Support.no("x is not promised contiguous along another axis than the result")
     if desc.op in ("tril", "triu") and turned != len(geometry.dims(desc)) - 2:
         return Support.no("x is contiguous along a batch axis of its matrices")
-    programs = _programs(desc, turned)
-    return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
+    return fits_grid(_programs(desc, turned))
 
 
 def rank(desc: MoveDescriptor, target: Target) -> float:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Int, Launch
+from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.elementwise import flat_kernels as kernels, geometry
 from triplan.backends.triton.elementwise.entries import elementwise
 from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
-from triplan.sku import SUPPORTED, Support, Target
+from triplan.sku import Support, Target
 
 #: Threads of a program: the best of 128, 256 and 512 on an H200, with gelu, silu and add of 16384 x 16384 bf16.
 THREADS = 128
@@ -20,8 +21,7 @@ def applies(desc: ElementwiseDescriptor, target: Target) -> Support:
     found = geometry.dims(desc)
     if len(found) > 1 or any(s not in (0, 1) for d in found for s in d.strides):
         return Support.no("the operands are not packed tensors of one shape, or of one element")
-    blocks = -(-desc.operands()[-1].numel // _block(desc))
-    return SUPPORTED if blocks < 2**31 else Support.no(f"needs {blocks} programs; a grid holds fewer than 2**31")
+    return fits_grid(-(-desc.operands()[-1].numel // _block(desc)))
 
 
 def rank(desc: ElementwiseDescriptor, target: Target) -> float:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from triplan.backends.runtime.launch import Int, Launch, power_of_two_in
 from triplan.backends.triton.common.offsets import extents
 from triplan.backends.triton.common.strides import Along, row_tile
+from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.elementwise import geometry, rows_kernels as kernels
 from triplan.backends.triton.elementwise.entries import elementwise
 from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
-from triplan.sku import SUPPORTED, Support, Target
+from triplan.sku import Support, Target
 
 #: Threads of a program where rows are whole 16-byte vectors, and where they are not: the best on an H200 of 128 and 256
 #: threads with 1, 2 or 4 loads, for a row vector added to 16384 x 16384 and to 16384 x 10007 bf16.
@@ -64,8 +65,7 @@ def applies(desc: ElementwiseDescriptor, target: Target) -> Support:
     for stride, writes in zip(found[-1].strides, written, strict=True):
         if stride != 1 and ((writes and found[-1].size > 1) or stride != 0):
             return Support.no("a row is not promised contiguous or broadcast")
-    programs = _programs(desc)
-    return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
+    return fits_grid(_programs(desc))
 
 
 def rank(desc: ElementwiseDescriptor, target: Target) -> float:

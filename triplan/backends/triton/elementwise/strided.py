@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from triplan.backends.runtime.launch import Int, Launch
 from triplan.backends.triton.common.offsets import extents
+from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.elementwise import geometry, strided_kernels as kernels
 from triplan.backends.triton.elementwise.entries import elementwise
 from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
-from triplan.sku import SUPPORTED, Support, Target
+from triplan.sku import Support, Target
 
 #: Elements per program; few, because each offset takes two registers. Untuned.
 BLOCK = 512
@@ -17,8 +18,7 @@ SLOWDOWN, TURNED_SLOWDOWN = 1.38, 2.3
 
 
 def applies(desc: ElementwiseDescriptor, target: Target) -> Support:
-    blocks = -(-desc.operands()[-1].numel // BLOCK)
-    return SUPPORTED if blocks < 2**31 else Support.no(f"needs {blocks} programs; a grid holds fewer than 2**31")
+    return fits_grid(-(-desc.operands()[-1].numel // BLOCK))
 
 
 def rank(desc: ElementwiseDescriptor, target: Target) -> float:

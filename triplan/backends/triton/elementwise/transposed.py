@@ -6,10 +6,11 @@ import math
 
 from triplan.backends.runtime.launch import Int, Launch, power_of_two_in
 from triplan.backends.triton.common.offsets import ceil_power, extents
+from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.elementwise import geometry, transposed_kernels as kernels
 from triplan.backends.triton.elementwise.entries import elementwise
 from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
-from triplan.sku import SUPPORTED, Support, Target
+from triplan.sku import Support, Target
 
 #: (elements of a problem at most, sides of a tile, threads), and the same of more elements. The best, or within 5 % of
 #: it, on an H200, of tanh, relu and its gradient, f16 to f64, of 181 x 181 to 6000 x 6000. Tiles of 128 x 128 are the
@@ -54,8 +55,7 @@ def applies(desc: ElementwiseDescriptor, target: Target) -> Support:
     turned = geometry.turned(desc)
     if 0 in desc.shape or (turned is None and not _is_promised(desc)):
         return Support.no("no input is promised contiguous along another axis than the result")
-    programs = _programs(desc, turned)
-    return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
+    return fits_grid(_programs(desc, turned))
 
 
 def rank(desc: ElementwiseDescriptor, target: Target) -> float:

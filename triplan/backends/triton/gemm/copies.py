@@ -10,12 +10,13 @@ from triplan.backends.runtime.launch import Arg, Copy, Int, Launch, Scratch
 from triplan.backends.triton.common.card import OVERLAPPED_LAUNCH_US
 from triplan.backends.triton.common.copied import on_copies
 from triplan.backends.triton.common.offsets import bits, padded_bytes
+from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.gemm import copies_kernels as kernels
 from triplan.backends.triton.gemm.arguments import extent, matrix_strides
 from triplan.backends.triton.gemm.matrices import unit_axis, vector_elements
 from triplan.descriptors import Layout, Operand
 from triplan.descriptors.gemm import MatrixProductDescriptor
-from triplan.sku import SUPPORTED, Support
+from triplan.sku import Support
 
 D = TypeVar("D", bound=MatrixProductDescriptor)
 #: Rows and columns of a copy per program: 32 elements per thread. Columns lie along the copy's unit-stride axis.
@@ -122,9 +123,7 @@ class MatrixCopy(NamedTuple):
 
 def counted(copies: Sequence[MatrixCopy]) -> Support:
     """Whether a grid can hold the programs of each copy."""
-    if any(copy.programs >= 2**31 for copy in copies):
-        return Support.no("2**31 programs of a copy; a grid holds fewer")
-    return SUPPORTED
+    return fits_grid(max((copy.programs for copy in copies), default=0))
 
 
 def offsets(copies: Sequence[MatrixCopy]) -> dict[str, int]:

@@ -10,13 +10,14 @@ from triplan.backends.runtime.launch import Launch
 from triplan.backends.table import kernel
 from triplan.backends.triton.common.card import BYTES_PER_US, MAX_THREAD_REGISTERS
 from triplan.backends.triton.common.offsets import TL
+from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.gemm import outer_kernels as kernels
 from triplan.backends.triton.gemm.arguments import epilogue_arguments, extent, matrix_strides, pointer
 from triplan.backends.triton.gemm.entries import ELEMENTS, for_products
 from triplan.backends.triton.gemm.guarantees import guarantee
 from triplan.backends.triton.gemm.matrices import layout, unit_axis
 from triplan.descriptors.gemm import MatrixProductDescriptor
-from triplan.sku import SUPPORTED, Support, Target
+from triplan.sku import Support, Target
 
 #: Longest k. Each power of two is one binary.
 MOST_K = 8
@@ -77,9 +78,7 @@ def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
     """Whether k is short, and the grid has room for every tile."""
     if desc.k > MOST_K:
         return Support.no(f"k = {desc.k} is longer than {MOST_K}")
-    if (programs := _programs(desc, tile_of(desc, target))) < 2**31:
-        return SUPPORTED
-    return Support.no(f"C has {programs} tiles; a grid holds fewer than 2**31")
+    return fits_grid(_programs(desc, tile_of(desc, target)))
 
 
 def rank(desc: MatrixProductDescriptor, target: Target) -> float:

@@ -7,6 +7,7 @@ from functools import partial
 
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.table import Configuration, kernel
+from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.gemm import tiles_kernels as kernels
 from triplan.backends.triton.gemm.arguments import epilogue_arguments, max_registers, pointer, product_arguments
 from triplan.backends.triton.gemm.entries import ELEMENTS, for_products
@@ -15,7 +16,7 @@ from triplan.backends.triton.gemm.matrices import layout
 from triplan.backends.triton.gemm.tile_costs import cheapest_tile, tile_us
 from triplan.backends.triton.gemm.tile_shapes import Tile, programs_of, tiles_of
 from triplan.descriptors.gemm import MatrixProductDescriptor
-from triplan.sku import SUPPORTED, Support, Target
+from triplan.sku import Support, Target
 
 
 def launches(desc: MatrixProductDescriptor, tile: Tile) -> list[Launch]:
@@ -43,9 +44,7 @@ def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
     most = max((programs_of(desc, tile) for tile in tiles_of(desc, target)), default=-1)  # 0 for an empty C
     if most < 0:
         return Support.no(f"no tile fits {target.shared_memory} bytes of shared memory")
-    if most < 2**31:
-        return SUPPORTED
-    return Support.no(f"C has up to {most} tiles; a grid holds fewer than 2**31")
+    return fits_grid(most)
 
 
 def rank(desc: MatrixProductDescriptor, target: Target) -> float:

@@ -11,12 +11,12 @@ from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.fill import fill_launch
 from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, extent_int, values
-from triplan.backends.triton.common.tiles import Tile, warps_for
+from triplan.backends.triton.common.tiles import Tile, fits_grid, warps_for
 from triplan.backends.triton.indexing import normed_rows_kernels as kernels
 from triplan.backends.triton.indexing.arguments import status
 from triplan.descriptors import NormedEmbeddingDescriptor
 from triplan.descriptors.fields import NO_BAD_INDEX
-from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
+from triplan.sku import PrecisionGuarantee, Support, Target
 
 #: Bytes of short rows in a program. Untuned.
 TILE_BYTES = 4096
@@ -31,8 +31,7 @@ def applies(desc: NormedEmbeddingDescriptor, target: Target) -> Support:
     for o in desc.operands():
         if o.name != "weight" and not o.layout.packed:
             return Support.no(f"{o.name} is not promised packed")
-    programs = -(-desc.operand("index").numel // _tile(desc).rows)
-    return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
+    return fits_grid(-(-desc.operand("index").numel // _tile(desc).rows))
 
 
 def guarantee(desc: NormedEmbeddingDescriptor) -> Mapping[str, PrecisionGuarantee]:

@@ -10,10 +10,10 @@ import triton.language as tl
 from triplan.backends.runtime.launch import Int, Launch, Ptr
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power
+from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.indexing import ordered_kernels as kernels
 from triplan.backends.triton.indexing.arguments import Walk, axis_arguments, policy, traversal_arguments
 from triplan.backends.triton.indexing.geometry import Geometry, geometry
-from triplan.backends.triton.indexing.registration import fits_grid
 from triplan.backends.triton.indexing.traversals import status_launches
 from triplan.descriptors import Operand
 from triplan.descriptors.indexing import IndexingDescriptor

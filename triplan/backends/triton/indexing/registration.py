@@ -42,13 +42,6 @@ def rows_apply(desc: IndexingDescriptor, target: Target) -> Support:
     return Support.no(f"needs one index, packed operands and {needed}")
 
 
-def fits_grid(programs: int) -> Support:
-    """Whether a grid can hold ``programs``."""
-    if programs < 2**31:
-        return SUPPORTED
-    return Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
-
-
 def entry(
     name: str,
     ops: Collection[str],

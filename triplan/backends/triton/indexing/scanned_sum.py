@@ -5,11 +5,12 @@ from __future__ import annotations
 from triplan.backends.runtime.launch import Launch, Scratch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import padded_bytes
+from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.indexing import scanned_sum_kernels as kernels, segments, sorted_sum
 from triplan.backends.triton.indexing.arguments import policy, status
 from triplan.backends.triton.indexing.costs import zero_us
 from triplan.backends.triton.indexing.geometry import geometry
-from triplan.backends.triton.indexing.registration import ADDED, SLICE_SUMS, entry, fits_grid
+from triplan.backends.triton.indexing.registration import ADDED, SLICE_SUMS, entry
 from triplan.backends.triton.indexing.sorting import key_arguments, sorted_view
 from triplan.backends.triton.indexing.sums import first_launches
 from triplan.descriptors.indexing import IndexingDescriptor

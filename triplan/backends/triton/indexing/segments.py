@@ -14,10 +14,10 @@ import triton.language as tl
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, power_of_two_in
 from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, extents, padded, strides, values
+from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.indexing import segments_kernels as kernels, sorting
 from triplan.backends.triton.indexing.arguments import alpha
 from triplan.backends.triton.indexing.geometry import geometry
-from triplan.backends.triton.indexing.registration import fits_grid
 from triplan.backends.triton.indexing.sorting import Buffers, Sorted, buffers, sorted_view
 from triplan.backends.triton.indexing.sums import sum_guarantee, sum_numerics
 from triplan.descriptors.indexing import IndexingDescriptor

@@ -12,6 +12,7 @@ from triplan.backends.runtime.launch import Arg, Float, Int, Launch
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.offsets import TL, layout
+from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.pooling import pixels_kernels as kernels
 from triplan.backends.triton.pooling.windows import (
     ELEMENTS,
@@ -30,7 +31,7 @@ from triplan.descriptors import (
     UpsampleNearest2dDescriptor,
 )
 from triplan.descriptors.pooling import BilinearProblem, NearestProblem, ResizeProblem
-from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
+from triplan.sku import ElementKind, PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact
 
 #: Extents below this are exact in f32, so that no two positions are one.
@@ -122,9 +123,7 @@ def supports(desc: ResizeProblem, target: Target) -> Support:
     largest = max(_pixels(desc), desc.height * desc.width, math.prod(desc.out_size), desc.channels)
     if largest >= MOST:
         return Support.no(f"{largest} pixels or channels; it counts fewer than {MOST}")
-    if _programs(desc) >= 2**31:
-        return Support.no(f"{_programs(desc)} programs; a grid holds fewer than 2**31")
-    return SUPPORTED
+    return fits_grid(_programs(desc))
 
 
 def rank(desc: ResizeProblem, target: Target) -> float:

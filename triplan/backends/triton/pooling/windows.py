@@ -11,6 +11,7 @@ from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.offsets import I32_LIMIT, TL, divisor, layout, values
 from triplan.backends.triton.common.strides import count, moving_strides
+from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.pooling import windows_kernels as kernels
 from triplan.descriptors import (
     AdaptiveAvgPool2dBackwardDescriptor,
@@ -22,7 +23,7 @@ from triplan.descriptors import (
     Operand,
 )
 from triplan.descriptors.pooling import AdaptiveProblem, AvgProblem, MaxProblem, PoolProblem, WindowsProblem
-from triplan.sku import SUPPORTED, ArchSku, ElementKind, MathPrecision, PrecisionGuarantee, Support, Target
+from triplan.sku import ArchSku, ElementKind, MathPrecision, PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
@@ -206,9 +207,7 @@ def supports(desc: PoolProblem, target: Target) -> Support:
     largest = max(_pixels(desc), plane, desc.channels, *products, *reach)
     if largest >= MOST:
         return Support.no(f"{largest} pixels or positions; it counts fewer than {MOST}")
-    if _programs(desc) >= 2**31:
-        return Support.no(f"{_programs(desc)} programs; a grid holds fewer than 2**31")
-    return SUPPORTED
+    return fits_grid(_programs(desc))
 
 
 def rank(desc: PoolProblem, target: Target) -> float:

@@ -12,10 +12,11 @@ from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.offsets import I32_LIMIT, layout
+from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.random.shared_kernels import NUMBERS
 from triplan.descriptors import Operand, RandomDescriptor
 from triplan.descriptors.random import INTEGERS, PARAMETERS
-from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
+from triplan.sku import ElementKind, PrecisionGuarantee, Support, Target
 
 #: Roundings on the path of a term in f32 (1 ulp is 2 roundings).
 #: uniform: low, high - low, the sum.
@@ -65,7 +66,7 @@ def fits(desc: RandomDescriptor, programs: int) -> Support:
     """Whether a kernel with ``programs`` programs takes the operands."""
     if any(not o.layout.packed for o in desc.operands() if o.name in ("state", "kept")):
         return Support.no("it takes state and kept only packed")
-    return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
+    return fits_grid(programs)
 
 
 def pointer(o: Operand) -> Ptr:

@@ -11,6 +11,7 @@ from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.fill import fill_launch
 from triplan.backends.triton.common.offsets import I32_LIMIT, TL, bits, ceil_power, extent_int, layout, values
+from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.rotary import tiles_kernels as kernels
 from triplan.descriptors import (
     CachedRotaryDescriptor,
@@ -21,7 +22,7 @@ from triplan.descriptors import (
 )
 from triplan.descriptors.fields import NO_BAD_INDEX
 from triplan.descriptors.rotary import AnyRotaryDescriptor
-from triplan.sku import SUPPORTED, Duplicates, ElementKind, PrecisionGuarantee, Support, Target
+from triplan.sku import Duplicates, ElementKind, PrecisionGuarantee, Support, Target
 
 #: Heads of a tile. (A program has WARPS warps, unless heads are long.) On an H200, programs of one such tile moved 3.95
 #: to 4.0 TB/s of (4, 4096, 32, 128) bf16 with tables (torch.compile 4.09, a copy 4.15): as fast as one warp with 8
@@ -93,8 +94,7 @@ def applies(desc: AnyRotaryDescriptor, target: Target) -> Support:
         return Support.no(f"values of {v_dim} elements; it takes up to {MOST_ELEMENTS}")
     tensors = 3 if v_dim else 2
     heads = desc.q_shape[2] + (tensors - 1) * (desc.k_heads or 0)
-    programs = _blocks(desc, _tile(desc)) * (heads // _tile(desc).heads + tensors)
-    return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
+    return fits_grid(_blocks(desc, _tile(desc)) * (heads // _tile(desc).heads + tensors))
 
 
 def rank(desc: AnyRotaryDescriptor, target: Target) -> float:

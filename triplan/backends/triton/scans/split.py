@@ -10,11 +10,11 @@ from triplan.backends.runtime.launch import Int, Launch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power
 from triplan.backends.triton.common.rows_entries import SplitRows
-from triplan.backends.triton.common.tiles import Tile, again_us, warps_for
+from triplan.backends.triton.common.tiles import Tile, again_us, fits_grid, warps_for
 from triplan.backends.triton.scans import split_kernels as kernels
 from triplan.backends.triton.scans.looped_kernels import scan_looped_kernel
 from triplan.backends.triton.scans.shared import MOST, SCANS, ScanEntry
-from triplan.sku import SUPPORTED, Support, Target
+from triplan.sku import Support, Target
 
 #: If batch invariance is required, the choice between ``split`` and ``looped`` must not depend on the number of rows:
 #: rows of at least so many blocks are split. Untuned.
@@ -37,10 +37,7 @@ class ScanSplit(SplitRows, ScanEntry, ops=SCANS):
         return ("totals",)
 
     def supports(self, target: Target) -> Support:
-        programs = self.rows.count * self.blocks()
-        return (
-            SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
-        )
+        return fits_grid(self.rows.count * self.blocks())
 
     def totals_tile(self) -> Tile:
         """The tile in which ``looped`` scans the totals of rows."""

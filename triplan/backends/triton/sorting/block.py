@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from triplan.backends.runtime.launch import Int, Launch
 from triplan.backends.triton.common.offsets import ceil_power
-from triplan.backends.triton.common.tiles import waves_us
+from triplan.backends.triton.common.tiles import fits_grid, waves_us
 from triplan.backends.triton.sorting import block_kernels as kernels
 from triplan.backends.triton.sorting.shared import (
     SELECTIONS,
@@ -17,7 +17,7 @@ from triplan.backends.triton.sorting.shared import (
     row_args,
     sorting_kernel,
 )
-from triplan.sku import SUPPORTED, Support, Target
+from triplan.sku import Support, Target
 
 #: The longest rows. Their words of 8 bytes and the counters take 40 KiB; kernels may declare 48 KiB of shared memory.
 LONGEST = 4096
@@ -41,9 +41,7 @@ def shape_of(desc: Ordered) -> tuple[int, int]:
 def supports(desc: Ordered, target: Target) -> Support:
     if desc.n > LONGEST:
         return Support.no(f"rows of {desc.n} elements; programs hold up to {LONGEST}")
-    if desc.rows >= 2**31:
-        return Support.no(f"needs {desc.rows} programs; a grid holds fewer than 2**31")
-    return SUPPORTED
+    return fits_grid(desc.rows)
 
 
 def rank(desc: Ordered, target: Target) -> float:

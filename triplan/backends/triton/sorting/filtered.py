@@ -11,6 +11,7 @@ from typing import Any
 from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, Scratch, power_of_two_in
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US, SM_BYTES_PER_US
 from triplan.backends.triton.common.offsets import padded_bytes
+from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.sorting import filtered_kernels as kernels
 from triplan.backends.triton.sorting.shared import (
     MOST,
@@ -25,7 +26,7 @@ from triplan.backends.triton.sorting.shared import (
     sorting_kernel,
 )
 from triplan.descriptors import KthValueDescriptor
-from triplan.sku import SUPPORTED, ElementKind, Support, Target
+from triplan.sku import ElementKind, Support, Target
 
 #: The most groups of a program.
 GROUPS = 4096
@@ -123,10 +124,7 @@ def supports(desc: Selection, target: Target) -> Support:
     first = stages(desc, target)[0]
     if desc.k > first.groups:
         return Support.no(f"k = {desc.k}: each is found in a group of columns of its own, and there are {first.groups}")
-    programs = desc.rows * first.parts
-    if programs >= 2**31:
-        return Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
-    return SUPPORTED
+    return fits_grid(desc.rows * first.parts)
 
 
 def rank(desc: Selection, target: Target) -> float:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from triplan.backends.runtime.launch import Int, Launch, Scratch, power_of_two_in
 from triplan.backends.triton.common.card import LAUNCH_US, SM_BYTES_PER_US
 from triplan.backends.triton.common.offsets import ceil_power, padded_bytes
+from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.sorting import looped_kernels as kernels
 from triplan.backends.triton.sorting.shared import MOST, Selection, key_constants, key_element, row_args, sorting_kernel
 from triplan.descriptors import KthValueDescriptor, TopKDescriptor
-from triplan.sku import SUPPORTED, ElementKind, Support, Target
+from triplan.sku import ElementKind, Support, Target
 
 #: Elements of a block at most, in 8 warps. Untuned.
 BLOCK = 2048
@@ -28,13 +29,11 @@ PAIR_US, PAIR_ALONE_US = 1.05e-4, 3.1e-4
 
 
 def supports(desc: Selection, target: Target) -> Support:
-    if desc.rows >= 2**31:
-        return Support.no(f"needs {desc.rows} programs; a grid holds fewer than 2**31")
     if desc.n > MOST:
         return Support.no(f"rows of {desc.n} elements; positions are i32, up to {MOST}")
     if isinstance(desc, TopKDescriptor) and desc.k > MOST_TAKEN:
         return Support.no(f"k = {desc.k}: at most {MOST_TAKEN} are ranked; sort the rows instead")
-    return SUPPORTED
+    return fits_grid(desc.rows)
 
 
 def rank(desc: Selection, target: Target) -> float:

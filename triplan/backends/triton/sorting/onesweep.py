@@ -9,6 +9,7 @@ from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.fill import fill_launch
 from triplan.backends.triton.common.offsets import padded_bytes
+from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.sorting import onesweep_kernels as kernels, shared_kernels
 from triplan.backends.triton.sorting.shared import (
     SELECTIONS,
@@ -22,7 +23,7 @@ from triplan.backends.triton.sorting.shared import (
     row_strides,
     sorting_kernel,
 )
-from triplan.sku import SUPPORTED, ElementKind, Support, Target
+from triplan.sku import ElementKind, Support, Target
 
 DIGITS: int = shared_kernels.DIGITS.value
 #: Warps of a program.
@@ -61,9 +62,7 @@ def tiles_of(desc: Ordered) -> int:
 def supports(desc: Ordered, target: Target) -> Support:
     if desc.n > MOST:
         return Support.no(f"rows of {desc.n} elements; counts have 30 bits, up to {MOST}")
-    if desc.rows * tiles_of(desc) >= 2**31:
-        return Support.no(f"needs {desc.rows * tiles_of(desc)} programs; a grid holds fewer than 2**31")
-    return SUPPORTED
+    return fits_grid(desc.rows * tiles_of(desc))
 
 
 def rank(desc: Ordered, target: Target) -> float:

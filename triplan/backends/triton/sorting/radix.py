@@ -7,6 +7,7 @@ from typing import Any
 from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, Scratch, power_of_two_in
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power, padded_bytes
+from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.sorting import radix_kernels as kernels, shared_kernels
 from triplan.backends.triton.sorting.shared import (
     MOST,
@@ -18,7 +19,7 @@ from triplan.backends.triton.sorting.shared import (
     row_strides,
     sorting_kernel,
 )
-from triplan.sku import SUPPORTED, ElementKind, Support, Target
+from triplan.sku import ElementKind, Support, Target
 
 DIGITS: int = shared_kernels.DIGITS.value
 #: Elements of a tile: more make longer runs of equal digits, which are written together, and more comparisons. Untuned.
@@ -53,10 +54,7 @@ def tiles_of(desc: Sorted) -> int:
 def supports(desc: Sorted, target: Target) -> Support:
     if desc.n > MOST:
         return Support.no(f"rows of {desc.n} elements; positions are i32, up to {MOST}")
-    programs = desc.rows * max(tiles_of(desc), DIGITS)
-    if programs >= 2**31:
-        return Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
-    return SUPPORTED
+    return fits_grid(desc.rows * max(tiles_of(desc), DIGITS))
 
 
 def rank(desc: Sorted, target: Target) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from triplan.backends.runtime.launch import Int, Launch
 from triplan.backends.triton.common.offsets import ceil_power
-from triplan.backends.triton.common.tiles import waves_us
+from triplan.backends.triton.common.tiles import fits_grid, waves_us
 from triplan.backends.triton.sorting import rows_kernels as kernels
 from triplan.backends.triton.sorting.shared import (
     SELECTIONS,
@@ -17,7 +17,7 @@ from triplan.backends.triton.sorting.shared import (
     row_args,
     sorting_kernel,
 )
-from triplan.sku import SUPPORTED, Support, Target
+from triplan.sku import Support, Target
 
 #: The longest rows by bytes of an element: Triton's compiler takes 3 s for a sort of 1024 integers and 9 s for 4096,
 #: and registers spill with 2048 elements of 64 bits, whose halves are sorted one after the other.
@@ -40,10 +40,7 @@ def tile_of(desc: Ordered) -> tuple[int, int]:
 def supports(desc: Ordered, target: Target) -> Support:
     if desc.n > (longest := LONGEST[desc.element.itemsize]):
         return Support.no(f"rows of {desc.n} elements of {desc.element.itemsize} bytes; programs hold up to {longest}")
-    programs = -(-desc.rows // tile_of(desc)[0])
-    if programs >= 2**31:
-        return Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
-    return SUPPORTED
+    return fits_grid(-(-desc.rows // tile_of(desc)[0]))
 
 
 def rank(desc: Ordered, target: Target) -> float:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from triplan.backends.runtime.launch import Int, Launch, Ptr
 from triplan.backends.triton.common.card import L2_BYTES, L2_BYTES_PER_US, LAUNCH_US, SECTOR
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power
-from triplan.backends.triton.common.tiles import waves_us
+from triplan.backends.triton.common.tiles import fits_grid, waves_us
 from triplan.backends.triton.sorting import searching_kernels as kernels
 from triplan.backends.triton.sorting.shared import row_strides, sorting_kernel
 from triplan.descriptors import Operand, SearchSortedDescriptor
-from triplan.sku import SUPPORTED, ElementKind, Support, Target
+from triplan.sku import ElementKind, Support, Target
 
 #: (elements that a program searches for at most, those of a thread), and the same if there are PROGRAMS of such:
 #: a multiprocessor then has two of them, whose rows its L1 holds. From drawn problems on an H200, of which smaller ones
@@ -33,9 +33,7 @@ def _most(desc: SearchSortedDescriptor) -> tuple[int, int]:
 
 
 def supports(desc: SearchSortedDescriptor, target: Target) -> Support:
-    if programs(desc) >= 2**31:
-        return Support.no(f"needs {programs(desc)} programs; a grid holds fewer than 2**31")
-    return SUPPORTED
+    return fits_grid(programs(desc))
 
 
 def rank(desc: SearchSortedDescriptor, target: Target) -> float:
