@@ -9,7 +9,7 @@ from typing import Any
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import accuracy, bounds
 from triplan.backends.triton.common.offsets import layout
-from triplan.backends.triton.reductions.shared import F32, plan_of
+from triplan.backends.triton.reductions.shared import plan_of
 from triplan.descriptors import (
     ExpressionReductionDescriptor,
     ExtremumDescriptor,
@@ -55,7 +55,7 @@ def summed(
     out, n, lost, power = desc.result, desc.reduced, 0.0, 0.0
     if desc.order not in (1, 2):
         # d(2**y) / 2**y = ln(2) * dy: an error of y is amplified by |y|, at most the largest exponent; so for the root.
-        power = (256 if compute is F32 else 2200) * (1 + 1 / desc.order)
+        power = (256 if compute is ElementKind.F32 else 2200) * (1 + 1 / desc.order)
     relative, per_term = {
         "prod": (n, 1),
         **dict.fromkeys(DEVIATIONS, (depth + 8, 8 * depth + 32)),

@@ -1,4 +1,4 @@
-"""What both entries of reductions share: what each op accumulates, dimensions, tiles and costs."""
+"""What both entries of reductions share: dimensions, tiles, arguments and costs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,21 @@ from triplan.backends.triton.common.strides import Along, in_memory, known_strid
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.reductions import shared_kernels as do
 from triplan.backends.triton.reductions.expression_kernels import CONSTANT, STRIDED, UNIT, reduce_expression_kernel
+from triplan.backends.triton.reductions.kinds import EXTREMA, OTHER_NORM, PAIRS, POSITIONS, TURNED, kind_of
 from triplan.backends.triton.reductions.tiles_kernels import reduce_kernel
 from triplan.descriptors import ExpressionReductionDescriptor, Operand
 from triplan.descriptors.reductions import DEVIATIONS, ReductionProblem
 from triplan.sku import ElementKind
 from triplan.sku.facts import fact
 
-BOOL, I8, I32, I64, F32 = (ElementKind(name) for name in ("bool", "i8", "i32", "i64", "f32"))
 #: Triton's types of accumulators and results.
-TYPES = {**TL, ElementKind.F16: tl.float16, ElementKind.BF16: tl.bfloat16, ElementKind.U8: tl.uint8, BOOL: tl.int8}
+TYPES = {
+    **TL,
+    ElementKind.F16: tl.float16,
+    ElementKind.BF16: tl.bfloat16,
+    ElementKind.U8: tl.uint8,
+    ElementKind.BOOL: tl.int8,
+}
 #: Warps of a program. (Launches have fuses=False: two threads may merge the same accumulators and write the result to
 #: the same address of shared memory, so both must round alike.)
 WARPS = 4
@@ -77,45 +83,8 @@ RESIDENT = 264
 FEWEST_BLOCKS, LONE_BLOCKS = 4, 2
 
 
-class Kind(NamedTuple):
-    """The kernels' constants for an op: how elements are accumulated, mapped before that, and finished after it."""
-
-    accumulates: tl.constexpr
-    maps: tl.constexpr = do.PLAIN
-    finish: tl.constexpr = do.KEEP
-
-
-KINDS = {
-    "sum": Kind(do.SUM),
-    "mean": Kind(do.SUM, finish=do.MEAN),
-    "prod": Kind(do.PRODUCT),
-    "amax": Kind(do.MAX),
-    "amin": Kind(do.MIN),
-    "max": Kind(do.ARGMAX),
-    "min": Kind(do.ARGMIN),
-    "argmax": Kind(do.ARGMAX, finish=do.POSITION),
-    "argmin": Kind(do.ARGMIN, finish=do.POSITION),
-    "any": Kind(do.MAX, do.NONZERO),
-    "all": Kind(do.MIN, do.NONZERO),
-    "count_nonzero": Kind(do.SUM, do.NONZERO),
-    "var": Kind(do.MOMENTS, finish=do.VARIANCE),
-    "std": Kind(do.MOMENTS, finish=do.DEVIATION),
-    "var_mean": Kind(do.MOMENTS, finish=do.VARIANCE),
-    "std_mean": Kind(do.MOMENTS, finish=do.DEVIATION),
-    "aminmax": Kind(do.ENDS),
-    "logsumexp": Kind(do.EXPONENTIALS, finish=do.LOGARITHM),
-}
-#: vector_norm, by order.
-NORMS = {1: Kind(do.SUM, do.ABSOLUTE), 2: Kind(do.SUM, do.SQUARE, do.ROOT)}
-OTHER_NORM = Kind(do.SUM, do.POWER, do.INVERSE_POWER)
 #: How an operand's offset changes along the rows or the columns of a tile.
 STEPS: tuple[int, ...] = (CONSTANT.value, UNIT.value, STRIDED.value)
-#: Kinds with two accumulators.
-PAIRS = (do.ARGMAX, do.ARGMIN, do.MOMENTS, do.EXPONENTIALS, do.ENDS)
-POSITIONS = (do.ARGMAX, do.ARGMIN)
-EXTREMA = (do.MAX, do.MIN, do.ENDS, *POSITIONS)
-#: Kinds whose accumulators hold no count and no position, so that they can be moved.
-TURNED = (do.SUM, do.PRODUCT, do.MAX, do.MIN, do.EXPONENTIALS, do.ENDS)
 
 
 class Dim(NamedTuple):
@@ -145,10 +114,8 @@ class Plan:
 
     def __init__(self, desc: ReductionProblem) -> None:
         self.desc = desc
-        self.kind = NORMS.get(int(desc.order), OTHER_NORM) if desc.op == "vector_norm" else KINDS[desc.reduction]
-        if desc.op == "vector_norm" and desc.order != int(desc.order):
-            self.kind = OTHER_NORM
-        self.compute = self._compute()
+        self.kind = kind_of(desc)
+        self.compute = self.kind.compute(desc)
         self.tree = desc if isinstance(desc, ExpressionReductionDescriptor) else None
         shape = desc.input_shape
         self.reads = tuple(o for o in desc.operands() if o.is_tensor and not o.is_written)
@@ -193,14 +160,6 @@ class Plan:
         if not self.desc.kept_axes:
             return 16
         return self.n if o.layout.packed else o.layout.stride_multiple
-
-    def _compute(self) -> ElementKind:
-        desc, element = self.desc, self.desc.element
-        if element.is_floating_point and self.kind.maps is not do.NONZERO:
-            return ElementKind.F64 if ElementKind.F64 in (element, desc.result) else F32
-        if self.kind.accumulates in (do.SUM, do.PRODUCT) or (element is I64 and self.kind.maps is not do.NONZERO):
-            return I64
-        return I32
 
     def _tile(self) -> Tile:
         item, n, count = self.x.element.itemsize, max(self.n, 1), len(self.reads)
@@ -292,7 +251,8 @@ class Plan:
 
     def _pointer(self, o: Operand, most: int = 1024) -> Ptr:
         """The address of ``o``; ``most``: its alignment as the compiler shall know it, at most."""
-        return Ptr(o.name, I8 if o.element is BOOL else o.element, min(o.alignment, most))
+        element = ElementKind.I8 if o.element is ElementKind.BOOL else o.element
+        return Ptr(o.name, element, min(o.alignment, most))
 
     def _lead_address(self) -> Ptr:
         """The address of x. Its alignment limits how many neighbouring lines a thread loads at once."""
@@ -311,7 +271,7 @@ class Plan:
         to three times as long (drawn problems on an H200). But occupancy hides the latency of many programs: with the
         limit, sums of many odd rows or columns take longer.
         """
-        spilled = self.kind.accumulates in POSITIONS and self.compute is I64
+        spilled = self.kind.accumulates in POSITIONS and self.compute is ElementKind.I64
         narrow = self._aligned() < 16 and self._shift(self.tile) == 1
         extremum = self.kind.accumulates in EXTREMA and self.tile.warps >= WARPS
         few = self.groups() * self.chunks <= RESIDENT
@@ -334,7 +294,7 @@ class Plan:
             size = Int(self.across.size, self.wide, power_of_two_in(self.across.size))
             along = (size, *self._strides(self.across))
         divisible = power_of_two_in(self.n) if self.unit else 1
-        number = F32 if self.compute is not ElementKind.F64 else self.compute
+        number = self.compute if self.compute is ElementKind.F64 else ElementKind.F32
         return {
             "x": self._lead_address(),
             "inputs": tuple(map(self._pointer, self.reads)),
@@ -355,22 +315,11 @@ class Plan:
         }
 
     def constants(self, tile: Tile) -> dict[str, Any]:
-        kind = self.kind.accumulates
-        identity: float | int = {do.SUM: 0, do.PRODUCT: 1, do.MOMENTS: 0}.get(kind, 0)
-        if kind in (do.MAX, do.ARGMAX, do.MIN, do.ARGMIN, do.EXPONENTIALS, do.ENDS):
-            low = kind in (do.MAX, do.ARGMAX, do.EXPONENTIALS)
-            if self.compute.is_floating_point:
-                identity = -math.inf if low else math.inf
-            elif self.kind.maps is do.NONZERO:
-                identity = 0 if low else 1
-            else:
-                bits = 8 * self.compute.itemsize - 1
-                identity = -(2**bits) if low else 2**bits - 1
         return {
-            "KIND": kind.value,
+            "KIND": self.kind.accumulates.value,
             "MAP": self.kind.maps.value,
             "FINISH": self.kind.finish.value,
-            "IDENTITY": identity,
+            "IDENTITY": self.kind.identity(self.compute),
             "COMPUTE": TYPES[self.compute],
             "RESULT": TYPES[self.desc.result],
             "ACROSS": self.across is not None,

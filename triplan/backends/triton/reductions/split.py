@@ -5,11 +5,12 @@ from __future__ import annotations
 from triplan.backends.runtime.launch import Launch, Scratch
 from triplan.backends.triton.common.card import OVERLAPPED_LAUNCH_US
 from triplan.backends.triton.common.offsets import padded_bytes
+from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.reductions import split_kernels
 from triplan.backends.triton.reductions.entries import reductions
-from triplan.backends.triton.reductions.shared import I64, PAIRS, POSITIONS, plan_of
+from triplan.backends.triton.reductions.shared import plan_of
 from triplan.descriptors.reductions import ReductionProblem
-from triplan.sku import SUPPORTED, Support, Target
+from triplan.sku import Support, Target
 
 #: Limit of registers per thread in the kernel that merges accumulators.
 MERGING_REGISTERS = 128
@@ -17,25 +18,25 @@ MERGING_REGISTERS = 128
 
 def applies(desc: ReductionProblem, target: Target) -> Support:
     found = plan_of(desc)
-    programs = found.groups() * found.chunks
-    return SUPPORTED if programs < 2**31 else Support.no(f"needs {programs} programs; a grid holds fewer than 2**31")
+    return fits_grid(found.groups() * found.chunks)
 
 
 def rank(desc: ReductionProblem, target: Target) -> float:
     return plan_of(desc).us() + OVERLAPPED_LAUNCH_US
 
 
-def _firsts(desc: ReductionProblem) -> int:
+def accumulators(desc: ReductionProblem) -> tuple[Scratch, Scratch | None, int]:
+    """Where the workspace holds the first and the second accumulators of all chunks, and where it ends."""
     found = plan_of(desc)
-    return padded_bytes(found.lanes * found.chunks * found.compute.itemsize)
+    count, second = found.lanes * found.chunks, found.kind.second(found.compute)
+    end = padded_bytes(count * found.compute.itemsize)
+    if second is None:
+        return Scratch(0, found.compute), None, end
+    return Scratch(0, found.compute), Scratch(end, second), end + padded_bytes(count * second.itemsize)
 
 
 def workspace(desc: ReductionProblem, target: Target) -> int:
-    found = plan_of(desc)
-    if found.kind.accumulates not in PAIRS:
-        return _firsts(desc)
-    second = I64 if found.kind.accumulates in POSITIONS else found.compute
-    return _firsts(desc) + padded_bytes(found.lanes * found.chunks * second.itemsize)
+    return accumulators(desc)[2]
 
 
 @reductions("split", applies, rank, workspace, priority=1)
@@ -43,10 +44,8 @@ def split(desc: ReductionProblem, target: Target) -> list[Launch]:
     found = plan_of(desc)
     if found.lanes == 0:
         return []
-    seconds = None
-    if found.kind.accumulates in PAIRS:
-        seconds = Scratch(_firsts(desc), I64 if found.kind.accumulates in POSITIONS else found.compute)
-    given = {**found.arguments(), "firsts": Scratch(0, found.compute), "seconds": seconds}
+    firsts, seconds, _ = accumulators(desc)
+    given = {**found.arguments(), "firsts": firsts, "seconds": seconds}
     launches = []
     merging = found.merging()
     for which, grid, tile in (

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Launch
+from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.reductions.entries import reductions
 from triplan.backends.triton.reductions.shared import plan_of
 from triplan.descriptors.reductions import ReductionProblem
-from triplan.sku import SUPPORTED, Support, Target
+from triplan.sku import Support, Target
 
 
 def applies(desc: ReductionProblem, target: Target) -> Support:
     found = plan_of(desc)
     if found.chunks > 1:
         return Support.no(f"lines of {found.n} elements are divided into {found.chunks} chunks")
-    if found.groups() >= 2**31:
-        return Support.no(f"needs {found.groups()} programs; a grid holds fewer than 2**31")
-    return SUPPORTED
+    return fits_grid(found.groups())
 
 
 def rank(desc: ReductionProblem, target: Target) -> float:
