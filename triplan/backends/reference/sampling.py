@@ -10,16 +10,11 @@ from torch import Tensor
 
 from triplan.backends.reference.philox import MASK, philox
 from triplan.backends.table import CheckRules, reference
+from triplan.backends.triton.sampling.shared import guarantee
 from triplan.descriptors import SampleDescriptor
 from triplan.descriptors.sampling import MASS_BITS
-from triplan.sku import ElementKind, PrecisionGuarantee
 
 Tensors = Mapping[str, Tensor]
-
-
-def guarantee(desc: SampleDescriptor) -> Mapping[str, PrecisionGuarantee]:
-    """Integers; a row's token depends on that row alone. Not order-invariant: permuted tokens may draw another."""
-    return {"out": PrecisionGuarantee.exact(ElementKind.I64).replace(order_invariant=False)}
 
 
 def weight_of_greater(x: Tensor, weight: Tensor) -> Tensor:

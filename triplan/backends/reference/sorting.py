@@ -8,30 +8,17 @@ import torch
 from torch import Tensor
 
 from triplan.backends.table import CheckRules, Compute, reference
-from triplan.backends.triton.common import bounds
+from triplan.backends.triton.sorting.shared import ELEMENTS, guarantee
 from triplan.descriptors import (
     ArgsortDescriptor,
-    Descriptor,
     KthValueDescriptor,
-    Operand,
     SearchSortedDescriptor,
     SortDescriptor,
     TopKDescriptor,
 )
-from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee
+from triplan.sku import ElementKind
 
-ELEMENTS = ("f16", "bf16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "bool")
 Tensors = Mapping[str, Tensor]
-
-
-def guarantee(desc: Descriptor) -> Mapping[str, PrecisionGuarantee]:
-    """Elements are moved and compared. Positions, and which of -0.0 and 0.0 comes first, depend on the order."""
-
-    def of(o: Operand) -> PrecisionGuarantee:
-        exact = MathPrecision.EXACT
-        return bounds.guarantee(o.element.compute, bounds.EXACT, math_precision=exact, batch=True)
-
-    return bounds.of_outputs(desc, of)
 
 
 def _ascending(desc: SearchSortedDescriptor, x: Tensors) -> Tensors:

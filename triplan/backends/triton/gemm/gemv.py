@@ -19,11 +19,11 @@ from triplan.backends.triton.gemm import gemv_kernels as kernels, split_k
 from triplan.backends.triton.gemm.arguments import epilogue_arguments, extent, matrix_strides, pointer
 from triplan.backends.triton.gemm.entries import ELEMENTS, for_products
 from triplan.backends.triton.gemm.guarantees import guarantee
-from triplan.backends.triton.gemm.matrices import I32_COUNTER_LIMIT, is_elementwise, layout, unit_axis
+from triplan.backends.triton.gemm.matrices import is_elementwise, layout, unit_axis
 from triplan.backends.triton.gemm.tile_costs import combined
 from triplan.descriptors import Operand
 from triplan.descriptors.gemm import MatrixProductDescriptor
-from triplan.sku import SUPPORTED, Support, Target
+from triplan.sku import Support, Target
 from triplan.sku.facts import fact
 
 #: Elements of the matrix per program and step, by bytes of an element: 64 KiB in the registers of 4 warps at most.
@@ -120,10 +120,7 @@ def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
     """Whether C has one row or one column, and i32 counts the programs and the steps along k."""
     if desc.m != 1 and desc.n != 1:
         return Support.no(f"C is {desc.m} by {desc.n}: neither one row nor one column")
-    most = max(_programs(desc, block) for block in blocks_of(desc))
-    if most < 2**31 and desc.k < I32_COUNTER_LIMIT:
-        return SUPPORTED
-    return Support.no(f"up to {most} programs, k = {desc.k}: both are counted in 31 bits")
+    return split_k.are_counted(desc, max(_programs(desc, block) for block in blocks_of(desc)))
 
 
 def rank(desc: MatrixProductDescriptor, target: Target) -> float:

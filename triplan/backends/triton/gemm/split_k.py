@@ -185,10 +185,14 @@ def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
     programs = [programs_of(desc, split.tile) for split in splits_of(desc, target)]
     if not programs:
         return Support.no(f"no tile fits {target.shared_memory} bytes of shared memory")
-    most = max(PIECES[-1] * max(programs), _sum_programs(desc))
-    if most < 2**31 and desc.k < I32_COUNTER_LIMIT:
+    return are_counted(desc, max(PIECES[-1] * max(programs), _sum_programs(desc)))
+
+
+def are_counted(desc: MatrixProductDescriptor, programs: int) -> Support:
+    """Whether i32 counts up to so many programs, and the steps along k."""
+    if programs < 2**31 and desc.k < I32_COUNTER_LIMIT:
         return SUPPORTED
-    return Support.no(f"up to {most} programs, k = {desc.k}: both are counted in 31 bits")
+    return Support.no(f"up to {programs} programs, k = {desc.k}: both are counted in 31 bits")
 
 
 def rank(desc: MatrixProductDescriptor, target: Target) -> float:

@@ -44,7 +44,8 @@ MOST = 2**31 - 2**16
 
 
 def guarantee(desc: Descriptor) -> Mapping[str, PrecisionGuarantee]:
-    """Elements are moved and compared, each row alone. Positions depend on the order of the elements."""
+    """Elements are moved and compared, each row alone. Positions, and which of -0.0 and 0.0 comes first, depend on the
+    order of the elements."""
 
     def of(o: Operand) -> PrecisionGuarantee:
         exact = MathPrecision.EXACT
