@@ -52,10 +52,9 @@ def hopper_entry(
     workspace: Workspace = _no_workspace,
     priority: int = 0,
 ) -> Callable[[Build], Hopper]:
-    """Register the decorated function as an entry ``Hopper``.
+    """Register the decorated function as an entry whose kernels read by TMA.
 
-    ``numerics``: by default, all rows of a head have the same bits whatever the other heads and the batch are, and so
-    have gradients.
+    ``numerics``: by default an id by which the bits of a head of one sequence depend on that head alone.
     """
 
     def own_numerics(desc: AttendingDescriptor) -> str | None:

@@ -48,20 +48,20 @@ ODD_HELD, ODD_WARPS = 16, 2
 #: Width in bytes of a tile across lines, where x is contiguous across them: if they begin at multiples of 16 bytes, and
 #: if they do not. The best on an H200 of 256 to 4096, for 8192 x 8192 and about 16384 x 16384.
 ACROSS_BYTES, ODD_ACROSS_BYTES = 256, 1024
-#: Largest number of elements of a line that counts as few, where x is contiguous across lines, and accumulators of a
-#: thread then, half as many if it loads them one by one. It reduces whole lines: accumulators would be exchanged as
-#: often as elements are read, through shared memory, in which those of a vector of neighbours lie in one bank. Untuned.
+#: Where x is contiguous across lines, a thread reduces whole lines of up to FEW elements. Threads that share such lines
+#: would exchange accumulators as often as they read elements, through shared memory, where those of a vector of
+#: neighbours lie in one bank. A thread holds FEW_HELD elements, half as many if it loads them one by one. Untuned.
 FEW, FEW_HELD = 32, 32
-#: Elements of a line that take as long as what a block of them costs beside its elements. Untuned.
-STEP = 2
-#: Elements that each thread then loads at a time at least, of further lines if there are enough. Untuned.
-FEWEST_HELD = 8
-#: The same if as many programs as MANY reduce lines that begin at multiples of 16 bytes. Untuned.
+#: FEW where at least MANY programs reduce lines that begin at multiples of 16 bytes. Untuned.
 FEW_OF_MANY, MANY = 128, 256
+#: Elements that a thread of such programs loads at a time at least: of several lines, if there are enough. Untuned.
+FEWEST_HELD = 8
+#: The fixed cost of a block of a line, in elements of the line. Untuned.
+STEP = 2
 #: Elements per thread at most, of all operands of an expression together. Untuned.
 HELD = 64
-#: Neighbouring lines of a thread at most where they are many and elements are bytes, or positions are accumulated: more
-#: would be exchanged through shared memory between threads, for fewer elements each. Untuned.
+#: Neighbouring lines of a thread at most, where lines have more than FEW elements, and these are bytes or positions are
+#: accumulated. With more lines, threads exchange accumulators through shared memory for fewer elements each. Untuned.
 BESIDE = 4
 #: Smallest number of neighbouring lines that are reduced side by side. Untuned.
 FEWEST_ACROSS = 8
@@ -151,7 +151,7 @@ class Plan:
         return d.reads[self._lead] == 1
 
     def _are_own(self) -> bool:
-        """Whether each thread shall read lines of its own (see OWN_LINES): not where one vector holds a line."""
+        """Whether each thread reads lines of its own (see OWN_LINES): not where one vector holds a line."""
         short = self.tree is None and 1 < self.n <= OWN_LINES
         return short and self._aligned() < min(self.n * self.x.element.itemsize, 16)
 
@@ -250,7 +250,7 @@ class Plan:
         return tuple(stride_arg(o, s) for o, s in strides)
 
     def _pointer(self, o: Operand, most: int = 1024) -> Ptr:
-        """The address of ``o``; ``most``: its alignment as the compiler shall know it, at most."""
+        """The address of ``o``; ``most``: the largest alignment that the compiler is told."""
         element = ElementKind.I8 if o.element is ElementKind.BOOL else o.element
         return Ptr(o.name, element, min(o.alignment, most))
 
@@ -266,7 +266,7 @@ class Plan:
         return reduce_kernel if self.tree is None else reduce_expression_kernel
 
     def registers(self) -> int | None:
-        """A limit of registers per thread, if ptxas shall be told one. Left alone, it raises occupancy: it spills a few
+        """The limit of registers per thread; None leaves it to ptxas, which raises occupancy then: it spills a few
         registers of i64 and their positions, and lets narrow loads wait for each other, so that few programs take two
         to three times as long (drawn problems on an H200). But occupancy hides the latency of many programs: with the
         limit, sums of many odd rows or columns take longer.
