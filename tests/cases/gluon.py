@@ -187,9 +187,9 @@ def reinterpret(buffer: Buffer, dtype: Any, shape: Any, layout: Any) -> Buffer:
     width = ROW_BYTES // found.itemsize
     if len(shape) == 2 and shape[1] > width == buffer.shape[-1] and dtype is buffer.dtype:
         return Columns(buffer.data.view(-1, shape[0], width), dtype, layout)
-    flat = buffer.data.contiguous().view(-1).view(torch.uint8)
-    assert flat.data_ptr() == buffer.data.data_ptr()
-    flat = flat[: math.prod(shape) * found.itemsize]
+    assert buffer.data.is_contiguous()
+    memory, first = buffer.data.untyped_storage(), buffer.data.storage_offset() * buffer.data.itemsize
+    flat = torch.empty(0, dtype=torch.uint8).set_(memory, first, (math.prod(shape) * found.itemsize,), (1,))
     return Buffer(flat.view(found).view(list(shape)), dtype, layout)
 
 

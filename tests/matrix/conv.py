@@ -31,10 +31,11 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
 def boxes(op: str) -> Iterator[tp.Descriptor]:
     """Of every width of tiles: many and few features, few pixels, rows that boxes pass; strides, and a bias.
 
-    Then of narrow blocks.
+    Then of narrow blocks, of rows that taps share, and of few features with strides.
     """
     cls: Any = tp.descriptor_types()[op]
     bias = {"has_bias": True} if op == "conv2d" else {}
+    few = (32, 128) if op == "conv2d_backward_input" else (128, 32)
     for channels, filters, more in (
         (128, 256, bias),
         (64, 64, {"stride": (2, 2), "height": 55, "width": 55}),
@@ -42,6 +43,8 @@ def boxes(op: str) -> Iterator[tp.Descriptor]:
         (256, 128, {"batch": 2, "height": 20, "width": 19, **bias}),
         (32, 32, bias),
         (96, 160, {}),
+        (64, 64, bias),
+        (*few, {"stride": (2, 2)}),
     ):
         desc = cls(element="bf16", in_channels=channels, out_channels=filters, **{**SIZES, **more})
         last = desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 4})

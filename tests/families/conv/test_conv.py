@@ -402,18 +402,21 @@ def test_rings_fit_and_stages_are_waited_for(op: str) -> None:
             desc = tp.descriptor_types()[op](**{**FIELDS, **sizes}, element="bf16")
             last = desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 4})
             launch = tp.plan(last, target=H200, kernel="wgmma").launches[0]
-            constants = launch.constexprs
+            constants = {"IMAGES": 1, "REACH": 0, "TAPS": 1, "BOXES": 1, **launch.constexprs}
             pixels = constants["IMAGES"] * constants["HIGH"] * constants["WIDE"]
             if op == "conv2d_backward_weight":
                 ring = constants["FILTERS"] + constants["COLUMNS"]
                 seen.add((constants["FILTERS"], constants["COLUMNS"]))
                 assert ring * constants["STAGES"] * 64 * pixels * 2 <= 192 << 10
             else:
-                assert constants["BLOCK_N"] // constants["CHANNELS"] >= constants["BUFFERS"]
-                ring = 2 * pixels + constants["BLOCK_N"]
-                staged = 2 * constants["BUFFERS"] * pixels
-                assert (ring * constants["STAGES"] + staged) * 2 * constants["CHANNELS"] <= (227 << 10) - 1024
-                seen.add((pixels, constants["BLOCK_N"]))
+                wide = min(constants["CHANNELS"], constants["BLOCK_N"])  # of a block of results
+                assert constants["BOXES"] * constants["BLOCK_N"] // wide >= constants["BUFFERS"]
+                read = constants["IMAGES"] * (constants["HIGH"] + constants["REACH"]) * constants["WIDE"]
+                ring = 2 * constants["BOXES"] * read + constants["TAPS"] * constants["BLOCK_N"]
+                staged = 2 * constants["BUFFERS"] * pixels * wide
+                nbytes = 2 * (ring * constants["STAGES"] * constants["CHANNELS"] + staged)
+                assert nbytes <= (227 << 10) - 1024
+                seen.add((pixels, constants["BLOCK_N"], constants["BOXES"], constants["TAPS"]))
     assert len(seen) > 2
 
 

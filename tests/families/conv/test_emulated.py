@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -13,8 +14,9 @@ from cases import H200
 from cases.gluon import emulate
 
 import triplan as tp
+from triplan import testing
 from triplan.backends.runtime.launch import Int, Launch, Scratch
-from triplan.backends.triton.conv import wgmma_division
+from triplan.backends.triton.conv import wgmma_division, wgmma_tiles
 from triplan.sku.facts import forget_facts
 
 #: So few programs that each has several tiles.
@@ -165,6 +167,44 @@ def check_emulated(kernel: str, desc: Any) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_convolutions(name: str, op: str) -> None:
     check_emulated("wgmma", problem(op, *CASES[name]))
+
+
+@pytest.mark.parametrize(("boxes", "features"), [(4, 32), (4, 64), (2, 128)])
+@pytest.mark.parametrize("op", OPS[:2])
+@pytest.mark.parametrize("name", ["same", "dilated", "few"])
+def test_shared_rows(name: str, op: str, boxes: int, features: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles whose taps of a column share the rows that they read."""
+    forget_facts()
+    only = {"TILES": (), "NARROW_TILES": (), "FEW_TILES": (), "ROW_TILES": ((boxes, features),)}
+    for constant, value in {**only, "ROW_FEATURES": math.inf, "LEAST_STAGES": 1}.items():
+        monkeypatch.setattr(wgmma_tiles, constant, value)
+    try:
+        for element in ("bf16", "f32") if op == "conv2d" else ("bf16",):
+            check_emulated("wgmma", problem(op, *CASES[name], element=element))
+    finally:
+        forget_facts()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif("tp.Target.current().arch is not tp.ArchSku.SM90A")
+@pytest.mark.parametrize("name", ["same", "dilated", "few"])
+@pytest.mark.parametrize("op", OPS[:2])
+def test_tiles_change_no_bits(op: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether taps share rows, and the boxes and features of a tile."""
+    desc, results = problem(op, *CASES[name]), []
+    args = testing.args_for(desc, "cuda").args
+    output = next(o.name for o in desc.operands() if o.is_written)
+    for tiles in ((), ((4, 64),), ((4, 32),), ((2, 64),)):
+        forget_facts()
+        monkeypatch.setattr(wgmma_tiles, "ROW_TILES", tiles)
+        for constant in ("TILES", "NARROW_TILES", "FEW_TILES") if tiles else ():
+            monkeypatch.setattr(wgmma_tiles, constant, ())
+        monkeypatch.setattr(wgmma_tiles, "ROW_FEATURES", math.inf)
+        plan: tp.Plan[Any, Any] = tp.plan(desc, target=tp.Target.current(), kernel="wgmma")
+        plan.run(args, tp.Workspace.allocate(plan, "cuda"))
+        results.append(getattr(args, output).clone())
+    forget_facts()
+    assert all(torch.equal(found, results[0]) for found in results[1:])
 
 
 @pytest.mark.parametrize("shares", [4, 5, 7, 11])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from triplan.backends.triton.conv import shared, wgmma
 from triplan.backends.triton.conv.converted import entries
+from triplan.backends.triton.conv.wgmma_tiles import depth_of, reduced
 from triplan.descriptors import Operand
 from triplan.descriptors.conv import Conv2dProblem
 
@@ -18,7 +19,7 @@ def _source(desc: Conv2dProblem) -> str:
 
 def _fills(desc: Conv2dProblem) -> bool:
     """Whether the rows that several taps read end within a block, and it can be filled."""
-    if shared.of_weight(desc) or desc.groups > 1 or desc.taps == 1 or wgmma.reduced(desc) % wgmma.depth_of(desc) == 0:
+    if shared.of_weight(desc) or desc.groups > 1 or desc.taps == 1 or reduced(desc) % depth_of(desc) == 0:
         return False
     found = {o.name for o in wgmma.unmapped(desc)}
     return not found or _source(desc) in found
@@ -37,8 +38,8 @@ def _filled(desc: Conv2dProblem) -> dict[str, int]:
     """Of what is summed, by operands whose channels these are."""
     if not _fills(desc):
         return {}
-    depth = wgmma.depth_of(desc)
-    n = -(-wgmma.reduced(desc) // depth) * depth
+    depth = depth_of(desc)
+    n = -(-reduced(desc) // depth) * depth
     within = shared.of_input(desc) == (wgmma.channel_axis(desc, desc.operand("weight")) == 0)
     return {_source(desc): n, **({"weight": n} if within else {})}
 
@@ -50,6 +51,7 @@ entries(
     whole=True,
     filled=_filled,
     elements=(*wgmma.HALF, "f32"),
-    version=2,
+    version=3,
+    weight={"version": 2},
     **wgmma.HOPPER,
 )

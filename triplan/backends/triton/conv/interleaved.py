@@ -24,6 +24,7 @@ from triplan.backends.triton.common.offsets import padded_bytes, values
 from triplan.backends.triton.common.strides import axis_strides, count
 from triplan.backends.triton.conv import copies, shared, wgmma
 from triplan.backends.triton.conv.interleaved_kernels import conv2d_interleave_kernel, conv2d_separate_kernel
+from triplan.backends.triton.conv.wgmma_tiles import CHANNELS
 from triplan.descriptors import Conv2dBackwardInputDescriptor, Conv2dDescriptor
 from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku import PrecisionGuarantee, Support, Target
@@ -103,8 +104,8 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
         return Support.no("strides of 1; it takes others")
     if desc.groups > 1:
         return Support.no(f"{desc.groups} groups; it has one")
-    if not 0 < math.prod(desc.stride) * desc.in_channels <= wgmma.CHANNELS:
-        return Support.no(f"{desc.in_channels} channels; it takes 1 to {wgmma.CHANNELS // math.prod(desc.stride)}")
+    if not 0 < math.prod(desc.stride) * desc.in_channels <= CHANNELS:
+        return Support.no(f"{desc.in_channels} channels; it takes 1 to {CHANNELS // math.prod(desc.stride)}")
     if desc.operand("dx").numel == 0:
         return Support.no("an operand is empty")
     inner = _inner(desc)
@@ -213,5 +214,6 @@ kernel(
     guarantee=guarantee,
     numerics=numerics,
     elements=wgmma.HALF,
+    version=2,
     **wgmma.HOPPER,
 )(build)

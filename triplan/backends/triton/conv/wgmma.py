@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from triplan.backends.runtime.gluon import gl
@@ -16,6 +15,21 @@ from triplan.backends.triton.common.strides import axis_strides
 from triplan.backends.triton.conv import shared, wgmma_division
 from triplan.backends.triton.conv.wgmma_division import DIVIDED_FOR, MOST_MAPS, Division, end_under, summed_box
 from triplan.backends.triton.conv.wgmma_kernels import conv2d_wgmma_kernel
+from triplan.backends.triton.conv.wgmma_rows_kernels import conv2d_rows_wgmma_kernel
+from triplan.backends.triton.conv.wgmma_tiles import (
+    CHANNELS,
+    RESULT_US,
+    Tile,
+    depth_of,
+    features_of,
+    lattice_of,
+    launches_of,
+    reduced,
+    tile_of,
+    tiles_in,
+    waves_us,
+    width_of,
+)
 from triplan.backends.triton.conv.wgmma_weight_kernels import conv2d_weight_wgmma_kernel
 from triplan.descriptors import Operand
 from triplan.descriptors.conv import Conv2dProblem
@@ -30,151 +44,16 @@ HOPPER: dict[str, Any] = {
     "interpretable": False,
 }
 _GLUON_ELEMENT = {ElementKind.F16: gl.float16, ElementKind.BF16: gl.bfloat16, ElementKind.F32: gl.float32}
-#: Side of the blocks that tiles are made of, and channels of a step: those of 2 bytes.
-CHANNELS = 64
-#: Narrow blocks, and the most channels for which they take less time where others end half empty (H100).
-NARROW, MOST_NARROW = 32, 160
 #: Rows of tiles that are computed together, for the L2 cache.
 GROUP = 8
-#: Microseconds of one multiprocessor for a product of 64 by 64 by 64 (of tf32: by 32), and for each 64 by 64 results of
-#: a tile, of 2 bytes, beside its products; rows of blocks that it reads in a microsecond while all do. (Boxes of the
-#: result, which no other reads at the same time, come as fast as if it were alone.) Fitted by hand on an H200 and an
-#: H100.
-STEP_US, RESULT_US, ROWS_PER_US = 0.074, 0.45, 780.0
-#: How many times as long boxes take whose channels end within a block, as TMA fills them with zeros: behind a sector of
-#: the cache, or within one. Fitted by hand on an H100.
-ENDING = (1.5, 2.5)
-#: Bytes that a multiprocessor reads from the L2 cache in a microsecond, if the problem is small; microseconds that
-#: gradients of weight take beside their steps. From drawn problems on an H200.
-CACHED_BYTES_PER_US, SUMS_US = 1e5, 2.0
-#: Bytes of the ring at most: what the staged results and barriers leave.
-RING_BYTES = 192 << 10
-#: (pixels of a box, features) of tiles of the result; of equal ones the first.
-TILES = ((64, 256), (64, 128), (128, 128), (128, 64), (64, 64))
-#: Those beside them of narrow blocks.
-NARROW_TILES = ((128, 32), (256, 32))
 #: (blocks of filters, blocks of channels under a tap) of tiles of the gradient of weight.
 WEIGHT_TILES = ((2, 4), (2, 2), (1, 8), (1, 4), (1, 2))
 #: Microseconds of a step of those of tf32, by the blocks of a tile: mma reads both factors from shared memory once for
 #: each product. Larger tiles would spill registers. On an H200.
 TF32_STEP_US = {2: 0.9, 4: 1.36}
 
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Images, rows and columns of a box of pixels; blocks of channels that a step reads beside each other.
-
-    Of the result: of the features, under two boxes. Of the gradient of weight: of the filters, and under taps.
-    ``width``: channels of a block, of 2 bytes.
-    """
-
-    box: tuple[int, int, int]
-    rows: int
-    columns: int
-    width: int = CHANNELS
-
-    @property
-    def pixels(self) -> int:
-        return math.prod(self.box)
-
-    @property
-    def stages(self) -> int:
-        """Slots of the ring."""
-        return min(RING_BYTES // self.step_bytes, 8)
-
-    @property
-    def step_bytes(self) -> int:
-        """Bytes that a step reads: ``rows`` boxes, and as many pixels (or channels) of each column."""
-        return 2 * self.width * (self.rows * self.pixels + self.features)
-
-    @property
-    def step_us(self) -> float:
-        """Of a step's products, and of the rows that it reads."""
-        return max(STEP_US * self.blocks * self.width / CHANNELS, self.step_bytes / (2 * self.width) / ROWS_PER_US)
-
-    @property
-    def features(self) -> int:
-        return self.columns * self.width
-
-    @property
-    def blocks(self) -> float:
-        """Blocks of 64 by 64 results."""
-        return self.rows * self.features * self.pixels / CHANNELS**2
-
-    def boxes(self, images: int, extents: tuple[int, int]) -> tuple[int, int, int]:
-        """Boxes in all, and of a column and a row of an image."""
-        high, wide = (-(-n // b) for n, b in zip(extents, self.box[1:], strict=True))
-        return -(-images // self.box[0]) * high * wide, high, wide
-
-
-@fact
-def _best_box(pixels: int, images: int, extents: tuple[int, int]) -> tuple[int, int, int]:
-    """Of the boxes of so many pixels those that cover with the fewest; of these that with the longest rows."""
-    powers = [1 << i for i in range(pixels.bit_length())]
-    fitting = [b for b in itertools.product(powers, repeat=3) if math.prod(b) == pixels]
-
-    def wasted(box: tuple[int, ...]) -> tuple[int, int, int]:
-        return math.prod(-(-n // b) for n, b in zip((images, *extents), box, strict=True)), -box[2], -box[1]
-
-    images_of, high, wide = min(fitting, key=wasted)
-    return images_of, high, wide
-
-
-@fact
-def tile_of(desc: Conv2dProblem) -> Tile:
-    """The cheapest of the result. Its bits do not depend on it."""
-    width = _width(desc)
-    sizes = (*TILES, *NARROW_TILES) if width == NARROW else TILES
-    found = (Tile(_best_box(p, desc.batch, _lattice(desc)), 2, n // width, width) for p, n in sizes)
-    return min(found, key=lambda t: _waves_us(desc, t, DIVIDED_FOR))
-
-
-def _waves_us(desc: Conv2dProblem, tile: Tile, multiprocessors: int, cached: bool = False) -> float:
-    """Of one launch; on average, as every tap is of one launch. ``cached``: boxes are read from the L2 cache."""
-    whole, rest = divmod(reduced(desc), depth_of(desc))
-    read = 2 * tile.width * tile.rows * tile.pixels / (CACHED_BYTES_PER_US if cached else card.SM_BYTES_PER_US)
-    ending = ENDING[rest * desc.element.itemsize % card.SECTOR > 0]
-    steps = whole * max(tile.step_us, read) + (max(tile.step_us, read * ending) if rest else 0)
-    results = RESULT_US * desc.element.itemsize / 2 * tile.blocks
-    return -(-_tiles(desc, tile) // multiprocessors) * (desc.taps / _launches(desc) * steps + results)
-
-
-def _lattice(desc: Conv2dProblem) -> tuple[int, int]:
-    """Rows and columns that one launch computes: of the gradient of x, the most of one remainder modulo the strides."""
-    if not shared.of_input(desc):
-        return desc.out_extents
-    return -(-desc.height // desc.stride[0]), -(-desc.width // desc.stride[1])
-
-
-def _features(desc: Conv2dProblem) -> int:
-    return desc.channels if shared.of_input(desc) else desc.filters
-
-
-def reduced(desc: Conv2dProblem) -> int:
-    """Channels that are summed."""
-    return desc.filters if shared.of_input(desc) else desc.channels
-
-
-def _launches(desc: Conv2dProblem) -> int:
-    """One for each remainder of the rows and columns of the gradient of x modulo the strides."""
-    return math.prod(desc.stride) if shared.of_input(desc) else 1
-
-
-def _width(desc: Conv2dProblem) -> int:
-    """Channels of a block, of 2 bytes: no tile decides it, because bits of the result depend on it."""
-    n = reduced(desc)
-    narrow = desc.element.itemsize == 2 and n <= MOST_NARROW and 0 < n % CHANNELS <= NARROW
-    return NARROW if narrow else CHANNELS
-
-
-def depth_of(desc: Conv2dProblem) -> int:
-    """Channels of a step: of 128 bytes, the widest that TMA swizzles, or narrow ones of 64."""
-    return 2 * _width(desc) // desc.element.itemsize
-
-
-def _tiles(desc: Conv2dProblem, tile: Tile) -> int:
-    """Tiles of one launch."""
-    return -(-tile.boxes(desc.batch, _lattice(desc))[0] // tile.rows) * -(-_features(desc) // tile.features)
+#: Microseconds that gradients of weight take beside their steps. From drawn problems on an H200.
+SUMS_US = 2.0
 
 
 # --- the gradient of weight ---
@@ -191,7 +70,7 @@ def divisions(desc: Conv2dProblem) -> list[tuple[float, Tile, Division]]:
     found, moved = [], sum(desc.operand(name).nbytes for name in ("x", "dout"))
     half = desc.element.itemsize == 2
     for rows, columns in (t for t in WEIGHT_TILES if half or math.prod(t) in TF32_STEP_US):
-        tile = Tile(summed_box(desc), rows, columns)
+        tile = Tile(summed_box(desc), rows, columns * CHANNELS)
         step_us = tile.step_us if half else TF32_STEP_US[rows * columns]
         tiles_filters = -(-desc.filters // (rows * CHANNELS))
         tiles = tiles_filters * -(-_blocks(desc) * desc.taps // columns)
@@ -271,12 +150,12 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
 
 def rank(desc: Conv2dProblem, target: Target) -> float:
     """Estimated microseconds: waves of tiles, or the bytes of the operands."""
-    launches = _launches(desc)
+    launches = launches_of(desc)
     moved = sum(o.nbytes for o in desc.operands() if o.is_tensor)
     if shared.of_weight(desc):
         busy = SUMS_US + division_of(desc)[0]
     else:
-        busy = launches * _waves_us(desc, tile_of(desc), target.sm_count, moved <= card.L2_BYTES)
+        busy = launches * waves_us(desc, tile_of(desc), target.sm_count, moved <= card.L2_BYTES)
     return launches * card.LAUNCH_US + max(busy, moved / card.BYTES_PER_US)
 
 
@@ -287,11 +166,11 @@ def guarantee(desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:
 
 
 def numerics(desc: Conv2dProblem) -> str | None:
-    """Blocks of channels, and the taps of each, in their order: nothing else decides the bits of a pixel."""
+    """Blocks of channels, and the taps of each, column by column: nothing else decides the bits of a pixel."""
     if shared.of_weight(desc):
         return None
     how = f"{reduced(desc)}.{desc.kernel}.{desc.stride}.{desc.dilation}".replace(" ", "")
-    return f"{desc.op}.wgmma.{desc.element}.{how}.{'v2' if _width(desc) == NARROW else 'v1'}"
+    return f"{desc.op}.wgmma.{desc.element}.{how}.{width_of(desc)}.v3"
 
 
 def workspace(desc: Conv2dProblem, target: Target) -> int:
@@ -376,39 +255,43 @@ def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
     across = back and axis == 1
     weight = _map("weight", desc.element, (depth, 1, 1, n) if across else (n, 1, 1, depth), axis=axis)
     bias = next((o for o in desc.operands() if o.name == "bias"), None)
-    boxes = tile.boxes(desc.batch, _lattice(desc))
-    tiles_n, chunks = -(-_features(desc) // n), -(-reduced(desc) // depth)
+    boxes = tile.boxes(desc.batch, lattice_of(desc))
+    tiles_n, chunks = -(-features_of(desc) // n), -(-reduced(desc) // depth)
+    written = (*tile.box, min(depth, n))
+    common: dict[str, object] = {"BACK": across, "CHANNELS": depth, "BLOCK_N": n, "STAGES": tile.stages}
     found = []
     for first in _remainders(desc) if back else [(0, 0)]:
         args: dict[str, Arg] = {
-            **_sources([_map("dout", desc.element, pixels)] if back else _by_remainder(desc, pixels), 4),
             "weight": weight,
-            "out": _map(result, desc.element, pixels, first, desc.stride if back else (1, 1)),
+            "out": _map(result, desc.element, written, first, desc.stride if back else (1, 1)),
             "bias": None if bias is None else values(bias),
-            "features": Int(_features(desc)),
+            "features": Int(features_of(desc)),
             "extent": _ints(*boxes, tiles_n, GROUP, chunks),
             "taps": _ints(*(n for axis in (0, 1) for n in _taps(desc, axis, first[axis]))),
         }
-        constants = {
-            **_box(tile),
-            **_strides(desc, dense=back),
-            "BACK": across,
-            "CHANNELS": depth,
-            "BLOCK_N": n,
-            "STAGES": tile.stages,
-            "BUFFERS": min(tile.columns, 2) if tile.pixels == CHANNELS else 1,
-            "HOLDS": _holds(desc, tile),
-        }
-        grid = min(_tiles(desc, tile), target.sm_count)
-        found.append(Launch(conv2d_wgmma_kernel, grid, args, constants, overlaps=True))
+        source = "dout" if back else "x"
+        kernel: Any = conv2d_wgmma_kernel
+        if tile.taps > 1:
+            kernel = conv2d_rows_wgmma_kernel
+            rest = (1, tile.reach, tile.box[2], depth)
+            args |= {"x": _map(source, desc.element, pixels), "rest": _map(source, desc.element, rest)}
+            constants = {"HIGH": tile.box[1], "WIDE": tile.box[2], "REACH": tile.reach, "TAPS": tile.taps}
+            constants |= {"FLIPPED": back, "BOXES": tile.rows // 2, "HOLDS": desc.element.itemsize == 2}
+            constants["BUFFERS"] = min(tile.rows // 2 * n // written[3], 2)  # those of a tile are used in turns
+        else:
+            args |= _sources([_map(source, desc.element, pixels)] if back else _by_remainder(desc, pixels), 4)
+            constants = {**_box(tile), **_strides(desc, dense=back), "HOLDS": _holds(desc, tile)}
+            constants["BUFFERS"] = min(tile.columns, 2) if tile.pixels == CHANNELS else 1
+        grid = min(tiles_in(desc, tile), target.sm_count)
+        found.append(Launch(kernel, grid, args, {**common, **constants}, overlaps=True))
     return found
 
 
-def _box(tile: Tile) -> dict[str, object]:
+def _box(tile: Tile) -> dict[str, Any]:
     return dict(zip(("IMAGES", "HIGH", "WIDE"), tile.box, strict=True))
 
 
-def _strides(desc: Conv2dProblem, dense: bool) -> dict[str, object]:
+def _strides(desc: Conv2dProblem, dense: bool) -> dict[str, Any]:
     return dict(zip(("STRIDE_ROWS", "STRIDE_COLUMNS"), (1, 1) if dense else desc.stride, strict=True))
 
 
@@ -470,6 +353,7 @@ shared.register(
     guarantee=guarantee,
     numerics=numerics,
     elements=(*HALF, "f32"),
-    version=2,
+    version=3,
+    weight={"version": 2},
     **HOPPER,
 )

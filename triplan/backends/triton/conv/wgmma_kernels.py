@@ -78,8 +78,8 @@ def load_pixels(
         feature = tile_n * BLOCK_N
         for chunk in range(chunks):
             channel = chunk * CHANNELS
-            for r in range(tap_rows):
-                for s in range(tap_columns):
+            for s in range(tap_columns):
+                for r in range(tap_rows):
                     ready = full.index(slot)
                     mbarrier.wait(empty.index(slot), phase)
                     mbarrier.expect(ready, BYTES)
@@ -123,10 +123,13 @@ def product_of(
 
 
 @gluon.jit
-def store_block(block, out, ring, place, i, WHICH: gl.constexpr, BUFFERS: gl.constexpr):
-    """Block ``i`` of the columns of warpgroup WHICH's results, of the element of ``out``, at ``place``."""
+def store_block(block, out, ring, place, i, WHICH: gl.constexpr, BUFFERS: gl.constexpr, BEFORE: gl.constexpr = 0):
+    """Block ``i`` of the columns of warpgroup WHICH's results, of the element of ``out``, at ``place``.
+
+    Blocks take buffers in turns; BEFORE: blocks of other boxes.
+    """
     sc = ring[2]
-    buffer = sc.index(WHICH * BUFFERS + i % BUFFERS)
+    buffer = sc.index(WHICH * BUFFERS + (BEFORE + i) % BUFFERS)
     store_wait(BUFFERS - 1)  # TMA has read what these threads last put into this buffer
     thread_barrier()
     matrix(buffer, block.shape[0], block.shape[1]).store(block)
@@ -163,7 +166,7 @@ def multiply_pixels(
     boxes, boxes_high, boxes_wide, tiles_n, group, _ = extent
     tiles_m = gl.cdiv(boxes, 2)
     ROWS: gl.constexpr = IMAGES * HIGH * WIDE
-    BLOCKS: gl.constexpr = BLOCK_N // CHANNELS
+    BLOCKS: gl.constexpr = BLOCK_N // out.block_type.shape[3]
     DURING: gl.constexpr = BLOCKS if HOLDS else 0
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 256 // ring[0].dtype.primitive_bitwidth]

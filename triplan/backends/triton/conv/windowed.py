@@ -15,6 +15,7 @@ from triplan.backends.runtime.launch import Copy, Launch, Scratch
 from triplan.backends.table import kernel
 from triplan.backends.triton.conv import copies, shared, wgmma, wgmma_division
 from triplan.backends.triton.conv.copies import VECTOR, Padded
+from triplan.backends.triton.conv.wgmma_tiles import CHANNELS
 from triplan.descriptors import Conv2dBackwardWeightDescriptor, Conv2dDescriptor
 from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku import PrecisionGuarantee, Support, Target
@@ -57,8 +58,8 @@ def _inner(desc: Conv2dProblem) -> Conv2dProblem:
 
 
 def supports(desc: Conv2dProblem, target: Target) -> Support:
-    if not 0 < desc.in_channels <= wgmma.CHANNELS:
-        return Support.no(f"{desc.in_channels} channels; it takes 1 to {wgmma.CHANNELS}")
+    if not 0 < desc.in_channels <= CHANNELS:
+        return Support.no(f"{desc.in_channels} channels; it takes 1 to {CHANNELS}")
     if desc.groups > 1:
         return Support.no(f"{desc.groups} groups; it has one")
     if desc.dilation[1] > 1:

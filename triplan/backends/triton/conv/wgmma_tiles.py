@@ -1,0 +1,178 @@
+"""Tiles of ``wgmma`` for the result and the gradient of the input: their sizes, and estimates of their times."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+from triplan.backends.triton.common import card
+from triplan.backends.triton.conv import shared
+from triplan.backends.triton.conv.wgmma_division import DIVIDED_FOR
+from triplan.descriptors.conv import Conv2dProblem
+from triplan.sku.facts import fact
+
+#: Side of the blocks that tiles are made of, and channels of a step: those of 2 bytes.
+CHANNELS = 64
+#: Narrow blocks, and the most channels for which they take less time where others end half empty (H100).
+NARROW, MOST_NARROW = 32, 160
+#: Microseconds of one multiprocessor for a product of 64 by 64 by 64 (of tf32: by 32), and for each 64 by 64 results of
+#: a tile, of 2 bytes, beside its products; rows of blocks that it reads in a microsecond while all do. (Boxes of the
+#: result, which no other reads at the same time, come as fast as if it were alone.) Fitted by hand on an H200 and an
+#: H100.
+STEP_US, RESULT_US, ROWS_PER_US = 0.074, 0.45, 780.0
+#: As RESULT_US, of tiles whose taps share rows, of 2 bytes: their results are stored during the next products. From 32
+#: to 128 channels on an H200.
+HELD_US = 0.39
+#: How many times as long boxes take whose channels end within a block, as TMA fills them with zeros: behind a sector of
+#: the cache, or within one. Fitted by hand on an H100.
+ENDING = (1.5, 2.5)
+#: Bytes that a multiprocessor reads from the L2 cache in a microsecond, if the problem is small. From drawn problems on
+#: an H200.
+CACHED_BYTES_PER_US = 1e5
+#: Bytes of the ring at most: what the staged results and barriers leave.
+RING_BYTES = 192 << 10
+#: (pixels of a box, features) of tiles of the result; of equal ones the first.
+TILES = ((64, 256), (64, 128), (128, 128), (128, 64), (64, 64))
+#: Those beside them of narrow blocks.
+NARROW_TILES = ((128, 32), (256, 32))
+#: Tiles of few features that are summed in whole blocks: TMA fills weights that do not exist more slowly than it reads.
+FEW_TILES = ((128, 32),)
+#: (boxes of 64 pixels, features) of tiles whose taps of a column share the rows that they read, if there are so few
+#: features: of more, each tap reads its own box in as little time (H200). Rows that the taps may reach beyond a box:
+#: there must be a tensor map of them. Slots of the ring at least: with two, steps took 1.6 times as long (H200).
+ROW_TILES, ROW_FEATURES = ((4, 64), (4, 32), (2, 64), (2, 32)), 64
+REACHES, LEAST_STAGES = (1, 2, 4, 8), 3
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Images, rows and columns of a box of pixels; boxes, or blocks of filters, and features of a tile.
+
+    ``width``: channels of a block, of 2 bytes. ``taps``: those of a column of the filter that share what they read,
+    ``reach`` rows more than a box has.
+    """
+
+    box: tuple[int, int, int]
+    rows: int
+    features: int
+    width: int = CHANNELS
+    taps: int = 1
+    reach: int = 0
+
+    @property
+    def pixels(self) -> int:
+        return math.prod(self.box)
+
+    @property
+    def stages(self) -> int:
+        """Slots of the ring."""
+        return min(RING_BYTES // self.step_bytes, 8)
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes that a step reads: ``rows`` boxes, and as many pixels (or channels) of each column."""
+        read = self.box[0] * (self.box[1] + self.reach) * self.box[2]
+        return 2 * self.width * (self.rows * read + self.taps * self.features)
+
+    @property
+    def step_us(self) -> float:
+        """Of a step's products, and of the rows that it reads."""
+        # wgmma reads each pixel from shared memory, which takes no less time for fewer features.
+        few = max(CHANNELS / self.features, 1.0) if self.taps > 1 else 1.0
+        products = STEP_US * self.taps * self.blocks * few * self.width / CHANNELS
+        return max(products, self.step_bytes / (2 * self.width) / ROWS_PER_US)
+
+    @property
+    def columns(self) -> int:
+        """Blocks of the features."""
+        return -(-self.features // self.width)
+
+    @property
+    def blocks(self) -> float:
+        """Blocks of 64 by 64 results."""
+        return self.rows * self.features * self.pixels / CHANNELS**2
+
+    def boxes(self, images: int, extents: tuple[int, int]) -> tuple[int, int, int]:
+        """Boxes in all, and of a column and a row of an image."""
+        high, wide = (-(-n // b) for n, b in zip(extents, self.box[1:], strict=True))
+        return -(-images // self.box[0]) * high * wide, high, wide
+
+
+@fact
+def _best_box(pixels: int, images: int, extents: tuple[int, int]) -> tuple[int, int, int]:
+    """Of the boxes of so many pixels those that cover with the fewest; of these that with the longest rows."""
+    powers = [1 << i for i in range(pixels.bit_length())]
+    fitting = [b for b in itertools.product(powers, repeat=3) if math.prod(b) == pixels]
+
+    def wasted(box: tuple[int, ...]) -> tuple[int, int, int]:
+        return math.prod(-(-n // b) for n, b in zip((images, *extents), box, strict=True)), -box[2], -box[1]
+
+    images_of, high, wide = min(fitting, key=wasted)
+    return images_of, high, wide
+
+
+@fact
+def tile_of(desc: Conv2dProblem) -> Tile:
+    """The cheapest of the result. Its bits do not depend on it."""
+    width = width_of(desc)
+    sizes = (*TILES, *(NARROW_TILES if width == NARROW else FEW_TILES))
+    found = [Tile(_best_box(p, desc.batch, lattice_of(desc)), 2, n, width) for p, n in sizes]
+    reach = (desc.kernel[0] - 1) * desc.dilation[0]
+    if desc.stride == (1, 1) and reach in REACHES and features_of(desc) <= ROW_FEATURES:
+        boxes = [(1, 64 // wide, wide) for wide in (8, 16, 32, 64)]  # rows begin where the swizzle does
+        shared_rows = [Tile(b, rows, n, width, desc.kernel[0], reach) for b in boxes for rows, n in ROW_TILES]
+        found += [t for t in shared_rows if t.stages >= LEAST_STAGES]
+    return min(found, key=lambda t: waves_us(desc, t, DIVIDED_FOR))
+
+
+def waves_us(desc: Conv2dProblem, tile: Tile, multiprocessors: int, cached: bool = False) -> float:
+    """Of one launch; on average, as every tap is of one launch. ``cached``: boxes are read from the L2 cache."""
+    whole, rest = divmod(reduced(desc), depth_of(desc))
+    pixels = tile.rows * (tile.pixels + tile.reach * tile.box[2])
+    read = 2 * tile.width * pixels / (CACHED_BYTES_PER_US if cached else card.SM_BYTES_PER_US)
+    ending = ENDING[rest * desc.element.itemsize % card.SECTOR > 0]
+    each = desc.taps / (launches_of(desc) * tile.taps)  # steps of a block of channels: the first reads from memory
+    steps = whole * (min(each, 1.0) * max(tile.step_us, read) + max(each - 1.0, 0.0) * tile.step_us)
+    steps += each * max(tile.step_us, read * ending) if rest else 0.0
+    held = tile.taps > 1 and desc.element.itemsize == 2
+    results = (HELD_US if held else RESULT_US) * desc.element.itemsize / 2 * tile.blocks
+    return -(-tiles_in(desc, tile) // multiprocessors) * (steps + results)
+
+
+def lattice_of(desc: Conv2dProblem) -> tuple[int, int]:
+    """Rows and columns that one launch computes: of the gradient of x, the most of one remainder modulo the strides."""
+    if not shared.of_input(desc):
+        return desc.out_extents
+    return -(-desc.height // desc.stride[0]), -(-desc.width // desc.stride[1])
+
+
+def features_of(desc: Conv2dProblem) -> int:
+    return desc.channels if shared.of_input(desc) else desc.filters
+
+
+def reduced(desc: Conv2dProblem) -> int:
+    """Channels that are summed."""
+    return desc.filters if shared.of_input(desc) else desc.channels
+
+
+def launches_of(desc: Conv2dProblem) -> int:
+    """One for each remainder of the rows and columns of the gradient of x modulo the strides."""
+    return math.prod(desc.stride) if shared.of_input(desc) else 1
+
+
+def width_of(desc: Conv2dProblem) -> int:
+    """Channels of a block, of 2 bytes: no tile decides it, because bits of the result depend on it."""
+    n = reduced(desc)
+    narrow = desc.element.itemsize == 2 and n <= MOST_NARROW and 0 < n % CHANNELS <= NARROW
+    return NARROW if narrow else CHANNELS
+
+
+def depth_of(desc: Conv2dProblem) -> int:
+    """Channels of a step: of 128 bytes, the widest that TMA swizzles, or narrow ones of 64."""
+    return 2 * width_of(desc) // desc.element.itemsize
+
+
+def tiles_in(desc: Conv2dProblem, tile: Tile) -> int:
+    """Tiles of one launch."""
+    return -(-tile.boxes(desc.batch, lattice_of(desc))[0] // tile.rows) * -(-features_of(desc) // tile.features)
