@@ -15,7 +15,8 @@ from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku import ArchSku, MathPrecision, PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact
 
-#: Rows and columns of a thread at most, and its lanes if channels are read in vectors; otherwise it has one. Untuned.
+#: Rows and columns of a thread at most, and its lanes if channels are read in vectors; of pairs it has two, else one.
+#: Untuned.
 MOST_LINES, MOST_ACROSS, VECTOR_LANES = 8, 4, 4
 #: Taps that a thread holds at most, results, and their products; taps of a row that are unrolled. Untuned.
 MOST_WEIGHTS, MOST_RESULTS, MOST_PRODUCTS, MOST_TAPS = 64, 64, 800, 7
@@ -57,9 +58,16 @@ def _vectors(desc: Conv2dProblem) -> bool:
     return shared.in_vectors(desc.operands()[0])
 
 
+def _pairs(desc: Conv2dProblem) -> bool:
+    """Whether two channels can be read at once of what a tile reads at every tap."""
+    o = desc.operands()[0]
+    adjacent = not o.layout.packed and o.layout.unit_axis == 1
+    return adjacent and o.layout.stride_multiple % 2 == 0 and o.alignment >= 2 * o.element.itemsize
+
+
 def _block(desc: Conv2dProblem) -> int:
     """Channels of a tile: an equal share of all of them, of whole vectors if vectors are read."""
-    vector = 16 // desc.element.itemsize if _vectors(desc) else 1
+    vector = 16 // desc.element.itemsize if _vectors(desc) else 2 if _pairs(desc) else 1
     each = -(-desc.in_channels // max(desc.in_channels // CHANNELS, 1))
     return max(-(-each // vector) * vector, 1)
 
@@ -143,7 +151,7 @@ def _summed_lines(desc: Conv2dProblem, taps: tuple[int, int], across: int, most:
 def _division(desc: Conv2dProblem) -> Division:
     """The most lanes, rows and columns of which few are idle, but enough tiles to keep a card busy."""
     rows = _extents(desc)[0]
-    each = VECTOR_LANES * 4 // max(desc.element.itemsize, 4) if _vectors(desc) else 1
+    each = VECTOR_LANES * 4 // max(desc.element.itemsize, 4) if _vectors(desc) else 2 if _pairs(desc) else 1
     while each > 1 and _taps(desc, each)[0] < desc.kernel[0]:
         each //= 2
     across, taps = _across(desc, each), _taps(desc, each)
@@ -343,4 +351,5 @@ shared.register(
     workspace=workspace,
     guarantee=guarantee,
     numerics=numerics,
+    weight={"version": 2},
 )
