@@ -8,7 +8,7 @@ import triplan as tp
 from matrix import Build, Patterns, compiles, planned
 
 #: Neighbouring logits are loaded at once.
-VECTOR = r"ld\.global\.v[24]"
+VECTOR = r"ld\.global\.(cg\.)?v[24]"
 #: What may differ between architectures.
 INEXACT = r"\.approx\.f|div\.full"
 
@@ -18,15 +18,17 @@ def problems(op: str, entry: str) -> Iterator[tp.Descriptor]:
         desc = tp.SampleDescriptor(element=element, rows=64, vocabulary=128256)
         yield desc.replace(top_k=True, top_p=True, min_p=True)
     yield desc
+    for rows in (1, 64):  # a program takes one chunk, or several
+        yield desc.replace(rows=rows, top_p=True)
     yield desc.replace(vocabulary=1000, top_p=True, layouts={o.name: "strided" for o in desc.operands()})
 
 
 def asks(desc: tp.SampleDescriptor, entry: str, name: str) -> Patterns:
     logits = desc.operand("logits")
     is_vector = logits.layout.packed and desc.vocabulary % 8 == 0
-    # masses_kernel has one token a thread. Estimates may be inexact: what follows from them is checked.
-    vector = (VECTOR,) if is_vector and name != "masses_kernel" else ()
-    return vector, () if name in ("levels_kernel", "chunks_kernel") else (INEXACT,)
+    # The two that take a token a thread load no vectors. Estimates may be inexact: what follows is checked.
+    vector = (VECTOR,) if is_vector and name not in ("estimates_kernel", "masses_kernel") else ()
+    return vector, () if name in ("levels_kernel", "chunks_kernel", "estimates_kernel") else (INEXACT,)
 
 
 @compiles("sample")

@@ -253,6 +253,8 @@ def test_few_rows_are_slow(element: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert torch.equal(found, wanted)
     assert not slow
     one = {name: t[1:2].clone() for name, t in args.items()}
+    alone, _ = tokens_of("split", desc.replace(rows=1), one, "interpret")  # programs of one chunk, not of four
+    assert torch.equal(alone, wanted[1:2])
     one["top_k"] = torch.tensor([600])  # in too many groups
     found, wanted = tokens_of("split", desc.replace(rows=1, top_k=True), one, "interpret")
     assert torch.equal(found, wanted)

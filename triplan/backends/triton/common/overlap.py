@@ -19,6 +19,23 @@ def begin(OVERLAPS: tl.constexpr):
     After the wait a program may read what the previous launch wrote, and overwrite what it read. Every program
     waits, so a launch ends only after all launches before it have ended.
     """
+    allow_next(OVERLAPS)
+    wait_for_previous(OVERLAPS)
+
+
+@jit
+def allow_next(OVERLAPS: tl.constexpr):
+    """Allow the next launch to start once all programs have done so.
+
+    What the first of several launches does not write, the others may read before they wait, if the first allows its
+    next only after its own wait: then the launch that wrote it has ended.
+    """
     if OVERLAPS:
         gdc_launch_dependents()
+
+
+@jit
+def wait_for_previous(OVERLAPS: tl.constexpr):
+    """Wait until the previous launch has ended."""
+    if OVERLAPS:
         gdc_wait()

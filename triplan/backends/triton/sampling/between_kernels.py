@@ -15,6 +15,7 @@ from triplan.backends.triton.common.philox_kernels import as_i64
 from triplan.backends.triton.sampling.shared_kernels import (
     NO_KEY,
     add_four,
+    beyond_of,
     counts_from,
     key_of,
     load_logits,
@@ -23,10 +24,15 @@ from triplan.backends.triton.sampling.shared_kernels import (
     pivots_of,
     sum_and_ends,
     threshold_of,
+    value_of,
 )
 
 #: Neighbouring places of a chunk that are read together: a sector or two. Untuned.
 UNIT = tl.constexpr(16)
+#: Keys of which a search goes on with one a thread.
+SMALL = tl.constexpr(64)
+#: Logits of longer lists that are looked at together. Untuned.
+MANY = tl.constexpr(2048)
 
 
 @jit
@@ -81,6 +87,15 @@ def by_chunks(mass, chunk, CHUNKS: tl.constexpr):
     """Sums of ``mass`` [UNITS, UNIT] i64 over units of one chunk: [CHUNKS]."""
     is_own = chunk[:, None] == tl.arange(0, CHUNKS)[None, :]
     return tl.sum(tl.where(is_own, tl.sum(mass, 1)[:, None], 0), 0)
+
+
+@jit
+def kept_of(mass, key, threshold, least):
+    """``mass``, but 0 of keys below ``threshold`` and of masses below ``least``, an f64 or None."""
+    is_dropped = key < threshold
+    if least is not None:
+        is_dropped |= mass.to(tl.float64) < least
+    return tl.where(is_dropped, 0, mass)
 
 
 @jit
@@ -141,8 +156,7 @@ def fewer_between(
                 counts += found[3]
             sums = (first_sum, second_sum, third_sum)
             low, high, left, over = narrowed((low, high, left, over), pivots, sums, counts, bound)
-            for j in tl.static_range(3):
-                beyond = tl.where(sums[2 - j].to(tl.float64) < bound, sums[2 - j], beyond)
+            beyond = beyond_of(sums, bound, beyond)
     return low, high, beyond
 
 
@@ -164,51 +178,143 @@ def kept_between(
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
     PLACES: tl.constexpr,
-    UNITS: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     """(threshold, whether it is among the logits between, mass that stays of each chunk), as ``threshold_of``.
 
-    above: the mass of greater logits than those between; bracket: the least and the largest key that these may have;
-    least: the mass (f64) that min_p keeps; few: f32, [UNITS * UNIT] places of the row's own.
+    above: the mass of greater logits than those between; bracket: of ``masses_kernel``; least: the mass (f64) that
+    min_p keeps, or None; few: f32, CHUNKS * WIDTH places of the row's own, SMALL at least. Where no chunk has more than
+    WIDTH logits between, all are in registers.
     """
+    keys = tl.load(bracket), tl.load(bracket + 1)
+    chunk = tl.arange(0, CHUNKS)
+    count = tl.load(counts + row * chunks + chunk, mask=chunk < chunks, other=0)
+    if tl.max(count, 0) > WIDTH:
+        UNITS: tl.constexpr = max(min(CHUNKS * WIDTH, MANY) // UNIT, 1)
+        threshold, reached, kept = _kept_of_many(
+            between,
+            counts,
+            at,
+            stride,
+            n,
+            row,
+            chunks,
+            scale,
+            above,
+            bound,
+            least,
+            keys,
+            few,
+            CHUNK,
+            CHUNKS,
+            PLACES,
+            UNITS,
+        )
+    else:
+        pivots = tl.load(bracket + 2), tl.load(bracket + 3), tl.load(bracket + 4)
+        threshold, reached, kept = _kept_of_few(
+            between + row * chunks * PLACES, count, scale, above, bound, least, keys, pivots, few, PLACES, WIDTH
+        )
+    return threshold, (above.to(tl.float64) < bound) & (reached.to(tl.float64) >= bound), kept
+
+
+@jit
+def _kept_of_few(
+    between, count, scale, above, bound, least, bracket, pivots, few, PLACES: tl.constexpr, WIDTH: tl.constexpr
+):
+    """(threshold, mass from there on, kept of each chunk) of lists of ``count`` [CHUNKS] logits, WIDTH at most.
+
+    The first step of the search takes ``pivots``. It ends with SMALL logits, each of which is compared with each.
+    """
+    chunk, slot = tl.arange(0, count.shape[0]), tl.arange(0, WIDTH)
+    is_listed = slot[None, :] < count[:, None]
+    x = tl.load(between + chunk[:, None] * PLACES + slot[None, :], mask=is_listed, other=-float("inf"))
+    key = tl.where(is_listed, key_of(x), NO_KEY)
+    mass = tl.where(is_listed, mass_of(x, scale), 0)
+    low, high, beyond = bracket[0], bracket[1], above
+    left, over = as_i64(tl.sum(count, 0)), as_i64(0)
+    while (low < high) & (left - over > SMALL):
+        parts = (
+            tl.ravel(tl.where(key >= pivots[0], mass, 0)),
+            tl.ravel(tl.where(key >= pivots[1], mass, 0)),
+            tl.ravel(tl.where(key >= pivots[2], mass, 0)),
+            tl.ravel(counts_from(key, pivots)),
+        )
+        first, second, third, number = tl.reduce(parts, 0, add_four)
+        sums = above + first, above + second, above + third
+        beyond = beyond_of(sums, bound, beyond)
+        low, high, left, over = narrowed((low, high, left, over), pivots, sums, number, bound)
+        pivots = pivots_of(low, high)
+    threshold = low
+    if low < high:
+        is_in = tl.ravel((key >= low) & (key <= high))
+        place = tl.cumsum(is_in.to(tl.int32), 0) - 1
+        tl.store(few + place, value_of(tl.ravel(key)), mask=is_in)
+        tl.debug_barrier()  # threads read what other threads of the program have written
+        small = tl.arange(0, SMALL)
+        is_last = small < left - over
+        last = tl.load(few + small, mask=is_last, other=-float("inf"))
+        keys = tl.where(is_last, key_of(last), NO_KEY)
+        masses = tl.where(is_last, mass_of(last, scale), 0)
+        greater = tl.sum(tl.where(keys[None, :] > keys[:, None], masses[None, :], 0), 1)
+        stays = is_last & ((beyond + greater).to(tl.float64) < bound)
+        threshold = tl.minimum(tl.min(tl.where(stays, keys, 0x7FFFFFFF), 0), high)
+    stays = tl.where(key >= threshold, mass, 0)
+    of_chunk = tl.sum(stays, 1)
+    reached = above + tl.sum(of_chunk, 0)
+    kept = of_chunk
+    if least is not None:
+        kept = tl.sum(tl.where(stays.to(tl.float64) >= least, stays, 0), 1)
+    return threshold, reached, kept
+
+
+@jit
+def _kept_of_many(
+    between,
+    counts,
+    at,
+    stride,
+    n,
+    row,
+    chunks,
+    scale,
+    above,
+    bound,
+    least,
+    bracket,
+    few,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    PLACES: tl.constexpr,
+    UNITS: tl.constexpr,
+):
+    """``_kept_of_few`` of lists of any length, block by block."""
     size, ends = units_of(counts, row, chunks, CHUNK, CHUNKS, PLACES)
     units = tl.max(ends, 0)
-    x, key, chunk = load_units(
-        between, at, stride, n, row, chunks, size, ends, 0, bracket, CHUNK, CHUNKS, PLACES, UNITS
+    threshold, high, beyond = fewer_between(
+        between, at, stride, n, row, chunks, size, ends, scale, above, bound, bracket, CHUNK, CHUNKS, PLACES, UNITS
     )
-    mass = tl.where(key == NO_KEY, 0, mass_of(x, scale))
-    low, beyond = bracket[0], above
-    keys, masses = tl.ravel(key), tl.ravel(mass)
-    if units > UNITS:
-        low, high, beyond = fewer_between(
-            between, at, stride, n, row, chunks, size, ends, scale, above, bound, bracket, CHUNK, CHUNKS, PLACES, UNITS
-        )
-        count = tl.full((), 0, tl.int32)
-        if low < high:
-            for first in range(0, units, UNITS):
-                x, key, _ = load_units(
-                    between, at, stride, n, row, chunks, size, ends, first, (low, high), CHUNK, CHUNKS, PLACES, UNITS
-                )
-                is_in = tl.ravel(key) != NO_KEY
-                place = count + tl.cumsum(is_in.to(tl.int32), 0) - 1
-                tl.store(few + place, tl.ravel(x), mask=is_in)
-                count += tl.sum(is_in.to(tl.int32), 0)
-            tl.debug_barrier()  # threads read what other threads of the program have written
-        slot = tl.arange(0, UNITS * UNIT)
-        found = tl.load(few + slot, mask=slot < count, other=-float("inf"))
-        keys, masses = tl.where(slot < count, key_of(found), NO_KEY), mass_of(found, scale)
-    # (It is ``low`` if that is the only key left.)
-    threshold, is_right = threshold_of(keys, masses, beyond, low, bound, as_i64(0))
-    kept = by_chunks(tl.where((key < threshold) | (mass.to(tl.float64) < least), 0, mass), chunk, CHUNKS)
-    if units > UNITS:
-        reached = above
-        kept = tl.zeros((CHUNKS,), tl.int64)
+    if threshold < high:
+        left = tl.full((), 0, tl.int32)
         for first in range(0, units, UNITS):
-            x, key, chunk = load_units(
-                between, at, stride, n, row, chunks, size, ends, first, bracket, CHUNK, CHUNKS, PLACES, UNITS
+            x, key, _ = load_units(
+                between, at, stride, n, row, chunks, size, ends, first, (threshold, high), CHUNK, CHUNKS, PLACES, UNITS
             )
-            mass = tl.where(key == NO_KEY, 0, mass_of(x, scale))
-            reached += tl.sum(tl.sum(mass, 1), 0)
-            kept += by_chunks(tl.where((key < threshold) | (mass.to(tl.float64) < least), 0, mass), chunk, CHUNKS)
-        is_right = reached.to(tl.float64) >= bound
-    return threshold, is_right & (above.to(tl.float64) < bound), kept
+            is_own = tl.ravel(key) != NO_KEY
+            tl.store(few + left + tl.cumsum(is_own.to(tl.int32), 0) - 1, tl.ravel(x), mask=is_own)
+            left += tl.sum(is_own.to(tl.int32), 0)
+        tl.debug_barrier()  # threads read what other threads of the program have written
+        slot = tl.arange(0, UNITS * UNIT)
+        found = tl.load(few + slot, mask=slot < left, other=-float("inf"))
+        key = tl.where(slot < left, key_of(found), NO_KEY)
+        threshold, _ = threshold_of(key, mass_of(found, scale), beyond, threshold, bound, as_i64(0))
+    reached = above
+    kept = tl.zeros((CHUNKS,), tl.int64)
+    for first in range(0, units, UNITS):
+        x, key, chunk = load_units(
+            between, at, stride, n, row, chunks, size, ends, first, bracket, CHUNK, CHUNKS, PLACES, UNITS
+        )
+        mass = kept_of(tl.where(key == NO_KEY, 0, mass_of(x, scale)), key, threshold, None)
+        reached += tl.sum(tl.sum(mass, 1), 0)
+        kept += by_chunks(kept_of(mass, key, threshold, least), chunk, CHUNKS)
+    return threshold, reached, kept

@@ -9,14 +9,18 @@ What follows from them is checked, so estimates are f32 and need not be the same
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
-from triplan.backends.triton.common.overlap import begin
+from triplan.backends.triton.common.overlap import allow_next, wait_for_previous
 from triplan.backends.triton.sampling.narrow_kernels import has_few
 from triplan.backends.triton.sampling.shared_kernels import LOG2_E, MOST, load_logits, rate_of, sum_and_ends
 
+#: A power of two: of logits up to 2**67, those above a level differ from it by 1 / SHARP or more unless both are tiny.
+SHARP = tl.constexpr(2.0**60)
 #: Levels of a row. Untuned.
 LEVELS = tl.constexpr(16)
 #: Numbers of a row that ``levels_kernel`` writes: its levels, and what the estimates of masses are relative to.
 OF_ROW = tl.constexpr(17)
+#: Keys of a row between which its threshold lies, and that the search for it begins with.
+OF_BRACKET = tl.constexpr(5)
 #: Cells of a histogram of the sample; the last has what is too small to have mass.
 CELLS = tl.constexpr(256)
 #: Estimates of a mass are wrong by less than this part of the sum: by roundings to f32 in sums by halves, and of
@@ -25,7 +29,7 @@ SLACK = tl.constexpr(2.0**-14)
 #: The median absolute error of an estimated mass, in standard deviations of the sample. And the part of rows in which
 #: the sample misses the tokens with most mass, so that the threshold may be at any token of the sample. Of a few values
 #: of each that were tried on drawn rows, these leave the fewest logits between two levels.
-MEDIAN_ERROR = tl.constexpr(2.0)
+MEDIAN_ERROR = tl.constexpr(1.0)
 MISSES = tl.constexpr(0.03)
 
 
@@ -86,7 +90,8 @@ def levels_kernel(
     cell to hold the threshold. Levels are at equal steps of the running sum of sqrt(q * tokens): then the expected
     number of tokens between the two levels about the threshold is least.
     """
-    begin(OVERLAPS)
+    wait_for_previous(OVERLAPS)
+    allow_next(OVERLAPS)  # (later launches read logits before they wait)
     row = tl.program_id(0).to(tl.int64)
     levels += row * OF_ROW
     if has_few(each, strides, row, n):
@@ -124,8 +129,50 @@ def levels_kernel(
 
 
 @jit
+def edges_of(levels):
+    """The levels at ``levels``, times SHARP."""
+    edges = ()
+    for j in tl.static_range(LEVELS):
+        edges += (tl.load(levels + j) * SHARP,)
+    return edges
+
+
+@jit
+def no_masses(shape: tl.constexpr):
+    """Where ``add_masses`` begins."""
+    sums = ()
+    for _ in tl.static_range(LEVELS + 1):
+        sums += (tl.zeros(shape, tl.float32),)
+    return sums
+
+
+@jit
+def add_masses(sums, x, edges, base, rate):
+    """``sums`` and estimates of the masses of ``x`` above each level, and of all, element by element.
+
+    base: a logit, whose mass is 1; rate: of ``rate_f32``.
+    """
+    weight = tl.exp2(tl.minimum((x - base) * rate, 100.0))
+    found = ()
+    for j in tl.static_range(LEVELS):
+        # Products by a power of two are exact, and so is 0 or 1 here, by one instruction; a comparison takes two.
+        is_above = tl.minimum(tl.maximum(x * SHARP - edges[j], 0.0), 1.0)
+        found += (sums[j] + is_above * weight,)
+    return found + (sums[LEVELS] + weight,)
+
+
+@jit
+def store_masses(masses, sums, chunk, chunks, SPAN: tl.constexpr):
+    """``sums`` of ``add_masses`` of each ``chunk`` [SPAN], as [LEVELS + 1, chunks] at ``masses``."""
+    for j in tl.static_range(LEVELS + 1):
+        of_chunk = tl.sum(tl.reshape(sums[j], (SPAN, sums[j].shape[0] // SPAN)), 1)
+        tl.store(masses + j * chunks + chunk, of_chunk, mask=chunk < chunks)
+
+
+@jit
 def levels_between(levels, masses, p, row, chunks, CHUNKS: tl.constexpr):
-    """(low, high): the threshold of top-p is a logit x with low < x and not x > high; NaN if no level is above it."""
+    """(low, high, guess, error): the threshold of top-p is a logit x with low < x and not x > high; NaN if no level is
+    above it. It is about ``guess``, probably within ``error``."""
     chunk = tl.arange(0, CHUNKS)
     level = tl.arange(0, LEVELS)
     masses += row * (LEVELS + 1) * chunks
@@ -134,6 +181,24 @@ def levels_between(levels, masses, p, row, chunks, CHUNKS: tl.constexpr):
     bound = p.to(tl.float32) * tl.sum(tl.load(masses + LEVELS * chunks + chunk, mask=known, other=0.0), 0)
     reached = tl.sum(of_level, 1)
     x = tl.load(levels + row * OF_ROW + level)
-    low = tl.max(tl.where(reached >= bound * (1.0 + SLACK), x, -float("inf")), 0)
-    high = tl.min(tl.where(reached < bound * (1.0 - SLACK), x, float("inf")), 0)
-    return low, tl.where(high == float("inf"), float("nan"), high)
+    is_low, is_high = reached >= bound * (1.0 + SLACK), reached < bound * (1.0 - SLACK)
+    low, high, from_low, from_high = tl.reduce(
+        (
+            tl.where(is_low, x, -float("inf")),
+            tl.where(is_high, x, float("inf")),
+            tl.where(is_low, reached, float("inf")),
+            tl.where(is_high, reached, 0.0),
+        ),
+        0,
+        ends_of,
+    )
+    top = tl.where(high == float("inf"), tl.load(levels + row * OF_ROW + LEVELS), high)
+    width = tl.maximum(top - low, 0.0)
+    guess = top - width * tl.div_rn(bound - from_high, tl.maximum(from_low - from_high, 1e-30))
+    return low, tl.where(high == float("inf"), float("nan"), high), guess, width * (1.0 / 32)
+
+
+@jit
+def ends_of(a0, a1, a2, a3, b0, b1, b2, b3):
+    """(max(a0, b0), min(a1, b1), min(a2, b2), max(a3, b3)), of tensors of one shape."""
+    return tl.maximum(a0, b0), tl.minimum(a1, b1), tl.minimum(a2, b2), tl.maximum(a3, b3)

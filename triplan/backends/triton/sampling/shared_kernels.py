@@ -24,6 +24,8 @@ MOST = tl.constexpr(3.4028234663852886e38)
 ROUNDER = tl.constexpr(6755399441055744.0)
 #: The same and MASS_BITS + 1023, the exponent's bits of 2**MASS_BITS.
 EXPONENT = tl.constexpr(6755399441055744.0 + 1063)
+#: ROUNDER as an i64.
+ROUNDER_BITS = tl.constexpr(0x4338000000000000)
 #: 1 / log(2).
 LOG2_E = tl.constexpr(1.4426950408889634)
 #: Below the key of each logit, and that of -inf.
@@ -59,8 +61,11 @@ def value_of(key):
 
 @jit
 def rate_of(temperature, row, stride):
-    """(1 / temperature as f64, whether the largest logit is taken): 1 / 0 where it is."""
-    t = tl.load(temperature + row * stride).to(tl.float64)
+    """(1 / temperature as f64, whether the largest logit is taken): 1 / 0 where it is.
+
+    Past the L1 cache, as programs may call it before they wait for the previous launch: there may be older values.
+    """
+    t = tl.load(temperature + row * stride, cache_modifier=".cg").to(tl.float64)
     is_greedy = ~(t > 0.0)
     return 1.0 / tl.where(is_greedy, 0.0, t), is_greedy
 
@@ -107,15 +112,42 @@ def mass_of(x, scale):
     exponential takes twice the instructions, for arguments that do not occur here.
     """
     top, rate, lowest = scale
+    mass = tl.add(rounded_mass(tl.minimum(x, MOST).to(tl.float64) - top, rate), -ROUNDER_BITS, sanitize_overflow=False)
+    return tl.where(x > lowest, mass, 0)
+
+
+@jit
+def rounded_mass(below, rate):
+    """ROUNDER_BITS + round(2**40 * 2**(below * rate)), i64, of f64 numbers; nonsense where that is beneath 2**-900."""
     exponent = tl.full((), EXPONENT, tl.float64)
-    rounder = tl.full((), ROUNDER, tl.float64)
-    below = tl.minimum(x, MOST).to(tl.float64) - top
     power = tl.fma(below, rate, exponent)
     rest = tl.fma(below, rate, exponent - power)
     unit = (power.to(tl.int64, bitcast=True) << 52).to(tl.float64, bitcast=True)
     # (Rounded by the addition: a conversion would have a sixteenth of its throughput.)
-    mass = tl.fma(exp2_near(rest), unit, rounder).to(tl.int64, bitcast=True) - rounder.to(tl.int64, bitcast=True)
-    return tl.where(x > lowest, mass, 0)
+    return tl.fma(exp2_near(rest), unit, tl.full((), ROUNDER, tl.float64)).to(tl.int64, bitcast=True)
+
+
+@jit
+def is_plain(top, scale):
+    """Whether ``plain_mass`` gives the masses of a row: neither its largest logit nor its temperature is infinite."""
+    return (top <= MOST) & (scale[2] >= -MOST)
+
+
+@jit
+def plain_scale(scale):
+    """``scale_of`` for ``plain_mass``: no logit of a steep row is so far below the largest that exponents overflow."""
+    top, rate, lowest = scale
+    return top, tl.minimum(rate, 256.0 / (top - lowest.to(tl.float64))), lowest
+
+
+@jit
+def plain_mass(x, scale):
+    """ROUNDER_BITS + ``mass_of``, in fewer instructions. scale: of ``plain_scale``.
+
+    Instead of a choice of 0 up to the ``lowest`` logit, it gives all these the mass of that one, which rounds to 0.
+    """
+    top, rate, lowest = scale
+    return rounded_mass(tl.maximum(x, lowest).to(tl.float64) - top, rate)
 
 
 @jit
@@ -136,14 +168,25 @@ def least_of(min_p, row, stride):
 
 
 @jit
-def drawn(seed, position, row, seed_stride, position_stride, total, is_greedy):
-    """floor(w * total / 2**64), where w is the row's 64-bit word; 0 if the largest logit is taken."""
-    w0, w1, _, _ = words_of(
-        tl.load(seed + row * seed_stride), tl.load(position + row * position_stride), tl.full((), 0, tl.int64)
-    )
-    word = w0.to(tl.uint64) | (w1.to(tl.uint64) << 32)
+def word_of(seed, position, row, seed_stride, position_stride):
+    """The 64-bit word of a row, as u64. Past the L1 cache, as ``rate_of``."""
+    key = tl.load(seed + row * seed_stride, cache_modifier=".cg")
+    counter = tl.load(position + row * position_stride, cache_modifier=".cg")
+    w0, w1, _, _ = words_of(key, counter, tl.full((), 0, tl.int64))
+    return w0.to(tl.uint64) | (w1.to(tl.uint64) << 32)
+
+
+@jit
+def number_of(word, total, is_greedy):
+    """floor(word * total / 2**64); 0 if the largest logit is taken."""
     chosen = tl.umulhi(word, as_i64(total).to(tl.uint64)).to(tl.int64)
     return tl.where(is_greedy, as_i64(0), chosen)
+
+
+@jit
+def drawn(seed, position, row, seed_stride, position_stride, total, is_greedy):
+    """``number_of`` the row's word."""
+    return number_of(word_of(seed, position, row, seed_stride, position_stride), total, is_greedy)
 
 
 @jit
@@ -233,6 +276,14 @@ def guess_of(low, high, above, total, bound):
         tl.maximum(tl.minimum(centre, high), first).to(tl.int32),
         tl.maximum(third, first).to(tl.int32),
     )
+
+
+@jit
+def beyond_of(sums, bound, beyond):
+    """The weight of keys above ``high`` after ``narrowed``; before, it was ``beyond``."""
+    for j in tl.static_range(3):
+        beyond = tl.where(sums[2 - j].to(tl.float64) < bound, sums[2 - j], beyond)
+    return beyond
 
 
 @jit

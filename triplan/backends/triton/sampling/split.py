@@ -10,8 +10,7 @@ from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
 from triplan.backends.table import kernel
 from triplan.backends.triton.common.card import BYTES_PER_US, L2_BYTES_PER_US, LAUNCH_US, OVERLAPPED_LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power, layout
-from triplan.backends.triton.sampling import levels_kernels, narrow_kernels, split_kernels
-from triplan.backends.triton.sampling.between_kernels import UNIT
+from triplan.backends.triton.sampling import between_kernels, levels_kernels, narrow_kernels, split_kernels
 from triplan.backends.triton.sampling.looped import BLOCK
 from triplan.backends.triton.sampling.shared import (
     SM_EXPONENTIALS_PER_US,
@@ -26,17 +25,19 @@ from triplan.sku import SUPPORTED, ArchSku, ElementKind, Support, Target
 
 #: Tokens of a chunk at most. Untuned.
 CHUNK = 4096
-#: Tokens that a program of 4 warps takes at a time, one a thread, so that it stores some of them without an exchange.
-#: And how often it does in one block of code: more share the coefficients of the exponential. Untuned.
-TILE, UNROLL = 128, 16
+#: Chunks of one program where there are many, one for each warp. From so many programs a multiprocessor on. Untuned.
+SPAN, SPANS = 4, 3
+#: Tokens that the 4 warps of a program take at a time, one a thread, so that they store some without an exchange. How
+#: often masses are taken in one block of code: more share the coefficients of the exponential. And tiles in each of the
+#: two halves that are loaded before the levels are there: with more, the kernel compiles for a minute. Untuned.
+TILE, UNROLL, AHEAD = 128, 32, 16
 #: Tokens of a row in the sample that levels come from, and neighbours among them: a sector of f32. Untuned.
 SAMPLE, RUN = 4096, 8
-#: Logits between two levels for which a chunk has places, and how many of all chunks are in registers. Untuned.
-PLACES, SOUGHT = 1024, 2048
+#: Logits between two levels for which a chunk has places, and for how many of all chunks there are registers. Of drawn
+#: rows of 128,256 normal logits, the chunk with most has up to about 100: a longer list takes 30 us more (H200).
+PLACES, SOUGHT = 1024, 4096
 #: Tokens of a group at least: a sector or two; and at most, so that top-k looks at 64 groups or more.
 GROUP, MOST = 16, 64
-#: Limit of registers per thread where chunks are small: without one, ptxas spills a few to raise occupancy.
-SMALL_REGISTERS = 128
 #: Elements of the workspace; of other parts, i32.
 ELEMENTS = {"sums": ElementKind.I64, **dict.fromkeys(("levels", "masses", "between", "few"), ElementKind.F32)}
 #: Microseconds of the program that finds thresholds and the token of a row. Untuned.
@@ -58,6 +59,9 @@ class Parts(NamedTuple):
     chunks: int
     group: int
     places: int
+    span: int
+    width: int
+    found: int
     offsets: Mapping[str, int]
     size: int
 
@@ -72,7 +76,11 @@ def parts_of(desc: SampleDescriptor, target: Target) -> Parts:
     chunk = min(ceil_power(max(n, 1)), CHUNK)
     chunks = max(-(-n // chunk), 1)
     group = min(max(ceil_power(-(-n // few)), GROUP), chunk)
-    found = Parts(chunk, chunks, group, min(PLACES, chunk), {}, 0)
+    places = min(PLACES, chunk)
+    width = min(places, max(SOUGHT // ceil_power(chunks), 16))
+    span = SPAN if desc.rows * chunks >= SPANS * SPAN * max(target.sm_count, 1) and chunk == CHUNK else 1
+    most = max(ceil_power(chunks) * width, between_kernels.SMALL.value)
+    found = Parts(chunk, chunks, group, places, span, width, most, {}, 0)
     sizes = {
         "sums": 8 * 3 * chunks,
         "tops": 4 * chunks,
@@ -83,8 +91,8 @@ def parts_of(desc: SampleDescriptor, target: Target) -> Parts:
         "masses": 4 * (levels_kernels.LEVELS.value + 1) * chunks * desc.top_p,
         "counts": 4 * chunks * desc.top_p,
         "between": 4 * chunks * found.places * desc.top_p,
-        "bracket": 4 * 2 * desc.top_p,
-        "few": 4 * SOUGHT * desc.top_p,
+        "bracket": 4 * levels_kernels.OF_BRACKET.value * desc.top_p,
+        "few": 4 * most * desc.top_p,
     }
     offsets, end = {}, 0
     for name, size in sizes.items():
@@ -140,33 +148,49 @@ def split(desc: SampleDescriptor, target: Target) -> list[Launch]:
     launch = partial(Launch, overlaps=True, num_warps=8)
     chunks: dict[str, Arg] = {"chunks": Int(parts.chunks)}
     sizes = {"CHUNK": parts.chunk}
-    tile = min(TILE, parts.chunk)
     few, wide = few_of(target), ceil_power(parts.chunks)
+    is_hopper = target.arch is ArchSku.SM90A
+    tile = min(TILE // parts.span, parts.chunk)
+    unroll = UNROLL // 2 if desc.min_p else UNROLL  # registers of one more sum
     found = {**logits, **each, **scratch("tops", "state", "sums", "counts", "between", "bracket"), **chunks}
     exact = {**sizes, "CHUNKS": wide, "PLACES": parts.places}
     looped = {"STEPS": STEPS[desc.element], "BLOCK": min(BLOCK, parts.chunk)}
-    launches = [
-        launch(
+    spans = desc.rows * -(-parts.chunks // parts.span)
+    estimated = {**logits, **each, **scratch("levels", "tops", "masses"), **chunks}
+    grouped = {"GROUP": parts.group if desc.top_k else parts.chunk}
+    if desc.top_p and not desc.top_k:
+        first = launch(
+            split_kernels.estimates_kernel,
+            spans,
+            estimated,
+            {**sizes, "SPAN": parts.span, "TILE": tile, "AHEAD": max(min(AHEAD, parts.chunk // tile // 2), 1)},
+            num_warps=4,
+            max_registers=128,
+        )
+    else:
+        first = launch(
             split_kernels.chunks_kernel,
             desc.rows * parts.chunks,
-            {**logits, **each, **scratch("levels", "tops", "largest", "masses"), **chunks},
-            {**sizes, "GROUP": parts.group if desc.top_k else parts.chunk, "STRIP": tile},
+            {**estimated, **scratch("largest")},
+            {**sizes, **grouped, "TILE": min(TILE, parts.chunk)},
             num_warps=4,
             max_registers=255,
-        ),
+        )
+    launches = [
+        first,
         launch(
             split_kernels.masses_kernel,
-            desc.rows * parts.chunks,
+            spans,
             {**found, **scratch("levels", "masses")},
-            {**exact, "TILE": tile, "UNROLL": min(UNROLL, parts.chunk // tile)},
+            {**exact, "SPAN": parts.span, "TILE": tile, "UNROLL": min(unroll, parts.chunk // tile)},
             num_warps=4,
-            max_registers=None if parts.chunk == CHUNK else SMALL_REGISTERS,
+            max_registers=128 if is_hopper and not desc.min_p else 255,
         ),
         launch(
             split_kernels.finish_kernel,
             desc.rows,
             {**found, **scratch("few")},
-            {**exact, "UNITS": SOUGHT // UNIT.value, **looped},
+            {**exact, "WIDTH": parts.width, "FEW": parts.found, **looped},
             max_registers=255,
         ),
     ]
@@ -174,11 +198,11 @@ def split(desc: SampleDescriptor, target: Target) -> list[Launch]:
         sampled, levels = {"SAMPLE": SAMPLE, "RUN": RUN}, {**logits, **each, **scratch("levels")}
         launches.insert(0, launch(levels_kernels.levels_kernel, desc.rows, levels, sampled))
     if desc.top_k:
-        grouped = {**scratch("largest", "chosen", "state"), "groups": Int(parts.groups)}
+        of_groups = {**scratch("largest", "chosen", "state"), "groups": Int(parts.groups)}
         narrow = launch(
             narrow_kernels.narrow_kernel,
             desc.rows,
-            {**logits, **each, **grouped},
+            {**logits, **each, **of_groups},
             {"GROUP": parts.group, "FEW": few},
             max_registers=255,
         )
