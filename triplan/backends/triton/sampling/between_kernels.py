@@ -1,8 +1,9 @@
 """The exact threshold of top-p among the logits of a row between two levels, for ``split``.
 
-``masses_kernel`` lists these logits by chunks. The list of a chunk has PLACES; of one with more such logits, all are
-read again. Lists are read in *units* of UNIT places of one chunk, so that a block of units has few empty places,
-whatever chunks the logits are in.
+``masses_kernel`` lists these logits by chunks, and adds their masses up in buckets. ``kept_between`` tries the values
+of a bucket. If they are too many, ``_kept_of_many`` searches all lists. The list of a chunk has PLACES; of one with
+more such logits, all are read again. Lists are read in *units* of UNIT places of one chunk, so that a block of units
+has few empty places, whatever chunks the logits are in.
 """
 
 # mypy: ignore-errors
@@ -12,6 +13,8 @@ import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.philox_kernels import as_i64
+from triplan.backends.triton.sampling.levels_kernels import BUCKETS, bucket_of
+from triplan.backends.triton.sampling.narrow_kernels import NAN_KEY
 from triplan.backends.triton.sampling.shared_kernels import (
     NO_KEY,
     add_four,
@@ -29,10 +32,8 @@ from triplan.backends.triton.sampling.shared_kernels import (
 
 #: Neighbouring places of a chunk that are read together: a sector or two. Untuned.
 UNIT = tl.constexpr(16)
-#: Keys of which a search goes on with one a thread.
-SMALL = tl.constexpr(64)
-#: Logits of longer lists that are looked at together. Untuned.
-MANY = tl.constexpr(2048)
+#: Values of a bucket that are tried one after the other. Untuned.
+TRIES = tl.constexpr(32)
 
 
 @jit
@@ -161,9 +162,32 @@ def fewer_between(
 
 
 @jit
+def next_largest(a0, a1, b0, b1):
+    """(larger key, how many have it), of tensors of one shape."""
+    return tl.maximum(a0, b0), tl.where(a0 >= b0, a1, 0) + tl.where(b0 >= a0, b1, 0)
+
+
+@jit
+def sum_and_most(a0, a1, b0, b1):
+    """(a0 + b0, max(a1, b1)), of tensors of one shape."""
+    return a0 + b0, tl.maximum(a1, b1)
+
+
+@jit
+def listed_from(between, count, row, chunks, first, PLACES: tl.constexpr, WIDTH: tl.constexpr):
+    """The logits [CHUNKS, WIDTH] that are listed from place ``first`` on, -inf where there is none."""
+    chunk, place = tl.arange(0, count.shape[0])[:, None], first + tl.arange(0, WIDTH)[None, :]
+    at = between + (row * chunks + chunk) * PLACES + place
+    return tl.load(at, mask=place < count[:, None], other=-float("inf"))
+
+
+@jit
 def kept_between(
     between,
     counts,
+    count,
+    of_bucket,
+    bounds,
     at,
     stride,
     n,
@@ -173,25 +197,53 @@ def kept_between(
     above,
     bound,
     least,
-    bracket,
     few,
     CHUNK: tl.constexpr,
-    CHUNKS: tl.constexpr,
     PLACES: tl.constexpr,
     WIDTH: tl.constexpr,
+    MANY: tl.constexpr,
 ):
     """(threshold, whether it is among the logits between, mass that stays of each chunk), as ``threshold_of``.
 
-    above: the mass of greater logits than those between; bracket: of ``masses_kernel``; least: the mass (f64) that
-    min_p keeps, or None; few: f32, CHUNKS * WIDTH places of the row's own, SMALL at least. Where no chunk has more than
-    WIDTH logits between, all are in registers.
+    count, of_bucket, bounds: how many logits each chunk lists, the sums of buckets, what ``load_bracket`` gives; above:
+    the mass of greater logits than those between; least: the mass (f64) that min_p keeps, or None; few: f32, MANY
+    places. The threshold is in the first bucket with which the sum reaches ``bound``. Of that, the logits are tried
+    from the largest on: they are few, or many have one value. WIDTH places of each list are looked at together: a
+    program runs this once, and of long code most time goes into fetching it.
     """
-    keys = tl.load(bracket), tl.load(bracket + 1)
-    chunk = tl.arange(0, CHUNKS)
-    count = tl.load(counts + row * chunks + chunk, mask=chunk < chunks, other=0)
-    if tl.max(count, 0) > WIDTH:
-        UNITS: tl.constexpr = max(min(CHUNKS * WIDTH, MANY) // UNIT, 1)
-        threshold, reached, kept = _kept_of_many(
+    low, high, zones = bounds
+    CHUNKS: tl.constexpr = count.shape[0]
+    upto = above + tl.cumsum(of_bucket, 0)
+    is_before = upto.to(tl.float64) < bound
+    before, beyond = tl.reduce((is_before.to(tl.int32), tl.where(is_before, upto, above)), 0, sum_and_most)
+    is_right = (above.to(tl.float64) < bound) & (before < BUCKETS)
+    most = tl.max(count, 0)
+    threshold, tries = tl.full((), NAN_KEY, tl.int32), tl.full((), TRIES, tl.int32)
+    if (most > PLACES) | ~is_right:
+        tries = tl.full((), 0, tl.int32)
+    is_found = False
+    while tries > 0:
+        largest = tl.full((CHUNKS, WIDTH), NO_KEY, tl.int32)
+        number = tl.zeros((CHUNKS, WIDTH), tl.int32)
+        for first in range(0, most, WIDTH):
+            x = listed_from(between, count, row, chunks, first, PLACES, WIDTH)
+            key = key_of(x)
+            is_left = (bucket_of(x, zones) == before) & (key < threshold) & (x > -float("inf"))
+            key = tl.where(is_left, key, NO_KEY)
+            largest, number = next_largest(largest, number, key, is_left.to(tl.int32))
+        threshold, own = tl.reduce((tl.ravel(largest), tl.ravel(number)), 0, next_largest)
+        beyond += own * mass_of(value_of(threshold), scale)
+        is_found = (beyond.to(tl.float64) >= bound) & (own > 0)
+        tries = tl.where(is_found | (own == 0), 0, tries - 1)
+    kept = tl.zeros((CHUNKS,), tl.int64)
+    if is_found:
+        stays = tl.zeros((CHUNKS, WIDTH), tl.int64)
+        for first in range(0, most, WIDTH):
+            x = listed_from(between, count, row, chunks, first, PLACES, WIDTH)
+            stays += kept_of(mass_of(x, scale), key_of(x), threshold, least)
+        kept = tl.sum(stays, 1)
+    elif is_right:
+        threshold, kept = _kept_of_many(
             between,
             counts,
             at,
@@ -203,69 +255,14 @@ def kept_between(
             above,
             bound,
             least,
-            keys,
+            (key_of(low) + 1, tl.where(high != high, NAN_KEY, key_of(high))),
             few,
             CHUNK,
             CHUNKS,
             PLACES,
-            UNITS,
+            MANY // UNIT,
         )
-    else:
-        pivots = tl.load(bracket + 2), tl.load(bracket + 3), tl.load(bracket + 4)
-        threshold, reached, kept = _kept_of_few(
-            between + row * chunks * PLACES, count, scale, above, bound, least, keys, pivots, few, PLACES, WIDTH
-        )
-    return threshold, (above.to(tl.float64) < bound) & (reached.to(tl.float64) >= bound), kept
-
-
-@jit
-def _kept_of_few(
-    between, count, scale, above, bound, least, bracket, pivots, few, PLACES: tl.constexpr, WIDTH: tl.constexpr
-):
-    """(threshold, mass from there on, kept of each chunk) of lists of ``count`` [CHUNKS] logits, WIDTH at most.
-
-    The first step of the search takes ``pivots``. It ends with SMALL logits, each of which is compared with each.
-    """
-    chunk, slot = tl.arange(0, count.shape[0]), tl.arange(0, WIDTH)
-    is_listed = slot[None, :] < count[:, None]
-    x = tl.load(between + chunk[:, None] * PLACES + slot[None, :], mask=is_listed, other=-float("inf"))
-    key = tl.where(is_listed, key_of(x), NO_KEY)
-    mass = tl.where(is_listed, mass_of(x, scale), 0)
-    low, high, beyond = bracket[0], bracket[1], above
-    left, over = as_i64(tl.sum(count, 0)), as_i64(0)
-    while (low < high) & (left - over > SMALL):
-        parts = (
-            tl.ravel(tl.where(key >= pivots[0], mass, 0)),
-            tl.ravel(tl.where(key >= pivots[1], mass, 0)),
-            tl.ravel(tl.where(key >= pivots[2], mass, 0)),
-            tl.ravel(counts_from(key, pivots)),
-        )
-        first, second, third, number = tl.reduce(parts, 0, add_four)
-        sums = above + first, above + second, above + third
-        beyond = beyond_of(sums, bound, beyond)
-        low, high, left, over = narrowed((low, high, left, over), pivots, sums, number, bound)
-        pivots = pivots_of(low, high)
-    threshold = low
-    if low < high:
-        is_in = tl.ravel((key >= low) & (key <= high))
-        place = tl.cumsum(is_in.to(tl.int32), 0) - 1
-        tl.store(few + place, value_of(tl.ravel(key)), mask=is_in)
-        tl.debug_barrier()  # threads read what other threads of the program have written
-        small = tl.arange(0, SMALL)
-        is_last = small < left - over
-        last = tl.load(few + small, mask=is_last, other=-float("inf"))
-        keys = tl.where(is_last, key_of(last), NO_KEY)
-        masses = tl.where(is_last, mass_of(last, scale), 0)
-        greater = tl.sum(tl.where(keys[None, :] > keys[:, None], masses[None, :], 0), 1)
-        stays = is_last & ((beyond + greater).to(tl.float64) < bound)
-        threshold = tl.minimum(tl.min(tl.where(stays, keys, 0x7FFFFFFF), 0), high)
-    stays = tl.where(key >= threshold, mass, 0)
-    of_chunk = tl.sum(stays, 1)
-    reached = above + tl.sum(of_chunk, 0)
-    kept = of_chunk
-    if least is not None:
-        kept = tl.sum(tl.where(stays.to(tl.float64) >= least, stays, 0), 1)
-    return threshold, reached, kept
+    return threshold, is_right, kept
 
 
 @jit
@@ -288,7 +285,7 @@ def _kept_of_many(
     PLACES: tl.constexpr,
     UNITS: tl.constexpr,
 ):
-    """``_kept_of_few`` of lists of any length, block by block."""
+    """(threshold, mass that stays of each chunk) of lists of any length, block by block."""
     size, ends = units_of(counts, row, chunks, CHUNK, CHUNKS, PLACES)
     units = tl.max(ends, 0)
     threshold, high, beyond = fewer_between(
@@ -308,13 +305,11 @@ def _kept_of_many(
         found = tl.load(few + slot, mask=slot < left, other=-float("inf"))
         key = tl.where(slot < left, key_of(found), NO_KEY)
         threshold, _ = threshold_of(key, mass_of(found, scale), beyond, threshold, bound, as_i64(0))
-    reached = above
     kept = tl.zeros((CHUNKS,), tl.int64)
     for first in range(0, units, UNITS):
         x, key, chunk = load_units(
             between, at, stride, n, row, chunks, size, ends, first, bracket, CHUNK, CHUNKS, PLACES, UNITS
         )
-        mass = kept_of(tl.where(key == NO_KEY, 0, mass_of(x, scale)), key, threshold, None)
-        reached += tl.sum(tl.sum(mass, 1), 0)
+        mass = tl.where(key == NO_KEY, 0, mass_of(x, scale))
         kept += by_chunks(kept_of(mass, key, threshold, least), chunk, CHUNKS)
-    return threshold, reached, kept
+    return threshold, kept

@@ -16,13 +16,21 @@ from triplan.backends.triton.sampling.shared_kernels import LOG2_E, MOST, load_l
 #: A power of two: of logits up to 2**67, those above a level differ from it by 1 / SHARP or more unless both are tiny.
 SHARP = tl.constexpr(2.0**60)
 #: Levels of a row. Untuned.
-LEVELS = tl.constexpr(16)
-#: Numbers of a row that ``levels_kernel`` writes: its levels, and what the estimates of masses are relative to.
-OF_ROW = tl.constexpr(17)
-#: Keys of a row between which its threshold lies, and that the search for it begins with.
-OF_BRACKET = tl.constexpr(5)
+LEVELS = tl.constexpr(11)
+#: Numbers of a row that ``levels_kernel`` writes: its levels, and what the estimates of masses are relative to. Then
+#: nothing, up to a power of two, 2**OF_ROW_BITS.
+OF_ROW = tl.constexpr(16)
+OF_ROW_BITS = tl.constexpr(4)
+#: Numbers of a row that ``store_bracket`` writes.
+OF_BRACKET = tl.constexpr(8)
+#: About how far the threshold is from where the mass is if it is spread evenly between two levels, in parts of what is
+#: between these: in drawn rows, it is further in one of twenty.
+ERROR = tl.constexpr(0.1)
+#: Buckets of a row, into which the logits between two levels are sorted: half of them are about where the threshold
+#: probably is, a quarter on each side. Untuned.
+BUCKETS = tl.constexpr(1024)
 #: Cells of a histogram of the sample; the last has what is too small to have mass.
-CELLS = tl.constexpr(256)
+CELLS = tl.constexpr(128)
 #: Estimates of a mass are wrong by less than this part of the sum: by roundings to f32 in sums by halves, and of
 #: exponents, of 40 at most where there is mass.
 SLACK = tl.constexpr(2.0**-14)
@@ -35,8 +43,13 @@ MISSES = tl.constexpr(0.03)
 
 @jit
 def rate_f32(temperature, row, stride):
-    """1 / temperature in units of log(2), for estimates: f32 that is neither 0 nor infinite."""
-    rate, _ = rate_of(temperature, row, stride)
+    """``finite_rate`` of a row."""
+    return finite_rate(rate_of(temperature, row, stride)[0])
+
+
+@jit
+def finite_rate(rate):
+    """``rate``, 1 / temperature, in units of log(2), for estimates: f32 that is neither 0 nor infinite."""
     return tl.minimum(tl.maximum(rate * LOG2_E, 1e-30), 1e30).to(tl.float32)
 
 
@@ -120,12 +133,12 @@ def levels_kernel(
         median = tl.maximum(MEDIAN_ERROR * tl.sqrt(tl.sum(own * weight * part * part, 0)), 1e-6 * whole)
         chance = probability_below(upto - bound, median) - probability_below(upto - own - bound, median)
         score = tl.cumsum(tl.sqrt(tl.maximum(chance + MISSES * own / whole, 0.0) * count), 0)
-        level = tl.arange(0, LEVELS)
-        target = tl.max(score, 0) * (level.to(tl.float32) / (LEVELS - 1))
+        level = tl.arange(0, OF_ROW)
+        target = tl.max(score, 0) * tl.minimum(level.to(tl.float32) / (LEVELS - 1), 1.0)
         found = top - width * cell_at(target, score[None, :])
         is_finite = tl.abs(top) <= MOST
-        tl.store(levels + level, tl.maximum(tl.where(is_finite, found, top), -MOST))
-        tl.store(levels + LEVELS, tl.where(is_finite, top, 0.0))
+        found = tl.maximum(tl.where(is_finite, found, top), -MOST)
+        tl.store(levels + level, tl.where(level < LEVELS, found, tl.where(is_finite, top, 0.0)))
 
 
 @jit
@@ -162,26 +175,43 @@ def add_masses(sums, x, edges, base, rate):
 
 
 @jit
-def store_masses(masses, sums, chunk, chunks, SPAN: tl.constexpr):
-    """``sums`` of ``add_masses`` of each ``chunk`` [SPAN], as [LEVELS + 1, chunks] at ``masses``."""
-    for j in tl.static_range(LEVELS + 1):
-        of_chunk = tl.sum(tl.reshape(sums[j], (SPAN, sums[j].shape[0] // SPAN)), 1)
-        tl.store(masses + j * chunks + chunk, of_chunk, mask=chunk < chunks)
+def store_masses(masses, sums, part, parts):
+    """``sums`` of ``add_masses`` of a part of a row, as column ``part`` of [OF_ROW, parts] at ``masses``."""
+    # All sums at once: one after the other, each would wait for shared memory. Joined they are [TILE, 2, 2, ...].
+    halves = sums
+    for _ in tl.static_range(OF_ROW - len(sums)):
+        halves += (tl.zeros(sums[0].shape, tl.float32),)
+    for _ in tl.static_range(OF_ROW_BITS):
+        joined = ()
+        for i in tl.static_range(len(halves) // 2):
+            joined += (tl.join(halves[i], halves[i + len(halves) // 2]),)
+        halves = joined
+    level = tl.arange(0, OF_ROW)
+    tl.store(masses + level * parts + part, tl.reshape(tl.sum(halves[0], 0), (OF_ROW,)))
 
 
 @jit
-def levels_between(levels, masses, p, row, chunks, CHUNKS: tl.constexpr):
-    """(low, high, guess, error): the threshold of top-p is a logit x with low < x and not x > high; NaN if no level is
-    above it. It is about ``guess``, probably within ``error``."""
-    chunk = tl.arange(0, CHUNKS)
-    level = tl.arange(0, LEVELS)
-    masses += row * (LEVELS + 1) * chunks
-    known = chunk < chunks
-    of_level = tl.load(masses + level[:, None] * chunks + chunk[None, :], mask=known[None, :], other=0.0)
-    bound = p.to(tl.float32) * tl.sum(tl.load(masses + LEVELS * chunks + chunk, mask=known, other=0.0), 0)
-    reached = tl.sum(of_level, 1)
-    x = tl.load(levels + row * OF_ROW + level)
-    is_low, is_high = reached >= bound * (1.0 + SLACK), reached < bound * (1.0 - SLACK)
+def load_masses(masses, parts, PARTS: tl.constexpr):
+    """(masses above levels [OF_ROW], of all tokens []) of a row, from ``store_masses``. PARTS >= parts."""
+    level, part = tl.arange(0, OF_ROW)[:, None], tl.arange(0, PARTS)
+    is_part = part < parts
+    above = tl.load(masses + level * parts + part[None, :], mask=is_part[None, :], other=0.0)
+    return above, tl.load(masses + LEVELS * parts + part, mask=is_part, other=0.0)
+
+
+@jit
+def levels_between(reached, whole, x, largest, least, p):
+    """(low, high, zones): the threshold of top-p is a logit l with low < l and not l > high; NaN if no level is above
+    it. zones: what ``bucket_of`` takes of the row.
+
+    reached: estimates of the masses above the levels ``x`` [OF_ROW], the first LEVELS; whole: of all; largest, least:
+    logits of the row, the least one that has mass. The threshold is about where it is if the mass is spread evenly
+    between two levels.
+    """
+    bound = p.to(tl.float32) * whole
+    is_level = tl.arange(0, OF_ROW) < LEVELS
+    is_low = is_level & (reached >= bound * (1.0 + SLACK))
+    is_high = is_level & (reached < bound * (1.0 - SLACK))
     low, high, from_low, from_high = tl.reduce(
         (
             tl.where(is_low, x, -float("inf")),
@@ -192,13 +222,56 @@ def levels_between(levels, masses, p, row, chunks, CHUNKS: tl.constexpr):
         0,
         ends_of,
     )
-    top = tl.where(high == float("inf"), tl.load(levels + row * OF_ROW + LEVELS), high)
-    width = tl.maximum(top - low, 0.0)
-    guess = top - width * tl.div_rn(bound - from_high, tl.maximum(from_low - from_high, 1e-30))
-    return low, tl.where(high == float("inf"), float("nan"), high), guess, width * (1.0 / 32)
+    first, last = tl.where(high == float("inf"), largest, high), tl.maximum(low, least)
+    width = tl.maximum(first - last, 0.0)
+    part = tl.div_rn(bound - from_high, tl.maximum(tl.minimum(from_low, whole) - from_high, 1e-30))
+    guess = first - width * tl.minimum(part, 1.0)
+    second, third = guess + width * ERROR, guess - width * ERROR
+    above, about = per_logit(BUCKETS // 4, first, second), per_logit(BUCKETS // 2, second, third)
+    zones = (first, second, third, above, about, per_logit(BUCKETS // 4, third, last))
+    return low, tl.where(high == float("inf"), float("nan"), high), zones
 
 
 @jit
 def ends_of(a0, a1, a2, a3, b0, b1, b2, b3):
     """(max(a0, b0), min(a1, b1), min(a2, b2), max(a3, b3)), of tensors of one shape."""
     return tl.maximum(a0, b0), tl.minimum(a1, b1), tl.minimum(a2, b2), tl.maximum(a3, b3)
+
+
+@jit
+def per_logit(count: tl.constexpr, above, below):
+    """``count`` buckets over the logits from ``below`` to ``above``: a positive finite number."""
+    return tl.minimum(tl.div_rn(tl.full((), count, tl.float32), tl.maximum(above - below, 1e-30)), 1e30)
+
+
+@jit
+def bucket_of(x, zones):
+    """The bucket of logits ``x`` (f32): numbers that grow as logits fall. Equal logits are in one bucket.
+
+    zones: the logits at which three zones begin, and buckets a logit of each.
+
+    Each step is monotone with its rounding, so the logits of a bucket are neighbours in the order of all.
+    """
+    first, second, third, above, about, below = zones
+    part = tl.minimum(tl.maximum((first - x) * above, 0.0), BUCKETS // 4)
+    part += tl.minimum(tl.maximum((second - x) * about, 0.0), BUCKETS // 2)
+    part += tl.minimum(tl.maximum((third - x) * below, 0.0), BUCKETS // 4 - 0.5)
+    return tl.minimum(tl.maximum(part.to(tl.int32), 0), BUCKETS - 1)  # (of a row with NaN, there is any number)
+
+
+@jit
+def store_bracket(bracket, low, high, zones):
+    """``low``, ``high`` and ``zones`` as [OF_BRACKET] at ``bracket``."""
+    tl.store(bracket, low)
+    tl.store(bracket + 1, high)
+    for i in tl.static_range(6):
+        tl.store(bracket + 2 + i, zones[i])
+
+
+@jit
+def load_bracket(bracket):
+    """(low, high, zones) of ``store_bracket``."""
+    zones = ()
+    for i in tl.static_range(6):
+        zones += (tl.load(bracket + 2 + i),)
+    return tl.load(bracket), tl.load(bracket + 1), zones

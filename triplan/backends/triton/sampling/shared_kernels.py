@@ -22,10 +22,13 @@ FAR = tl.constexpr(60.0)
 MOST = tl.constexpr(3.4028234663852886e38)
 #: 1.5 * 2**52. Added to an f64 of less than 2**51 it leaves the nearest integer in the low bits.
 ROUNDER = tl.constexpr(6755399441055744.0)
-#: The same and MASS_BITS + 1023, the exponent's bits of 2**MASS_BITS.
-EXPONENT = tl.constexpr(6755399441055744.0 + 1063)
+#: The same and the exponent of WHOLE.
+EXPONENT = tl.constexpr(6755399441055744.0 + 40)
 #: ROUNDER as an i64.
 ROUNDER_BITS = tl.constexpr(0x4338000000000000)
+#: 2**52, and as an i64: an f64 from it to 2**53 is an integer, and its bits are BASE_BITS and what it exceeds BASE by.
+BASE = tl.constexpr(4503599627370496.0)
+BASE_BITS = tl.constexpr(0x4330000000000000)
 #: 1 / log(2).
 LOG2_E = tl.constexpr(1.4426950408889634)
 #: Below the key of each logit, and that of -inf.
@@ -112,19 +115,28 @@ def mass_of(x, scale):
     exponential takes twice the instructions, for arguments that do not occur here.
     """
     top, rate, lowest = scale
-    mass = tl.add(rounded_mass(tl.minimum(x, MOST).to(tl.float64) - top, rate), -ROUNDER_BITS, sanitize_overflow=False)
+    mass = as_integer(near_mass(tl.minimum(x, MOST).to(tl.float64) - top, rate))
     return tl.where(x > lowest, mass, 0)
 
 
 @jit
-def rounded_mass(below, rate):
-    """ROUNDER_BITS + round(2**40 * 2**(below * rate)), i64, of f64 numbers; nonsense where that is beneath 2**-900."""
+def as_integer(mass):
+    """The integer i64 nearest to f64 ``mass``, by an addition: a conversion has a sixteenth of its throughput."""
+    return tl.add((mass + ROUNDER).to(tl.int64, bitcast=True), -ROUNDER_BITS, sanitize_overflow=False)
+
+
+@jit
+def near_mass(below, rate):
+    """2**40 * 2**(below * rate), f64, of f64 numbers; nonsense where that is beneath 2**-900.
+
+    Its last bit is 1, so that it is no integer and a half: added to an integer from 2**52 to 2**53, it is rounded to
+    the same integer whatever that one is, and sums in f64 know no order.
+    """
     exponent = tl.full((), EXPONENT, tl.float64)
     power = tl.fma(below, rate, exponent)
     rest = tl.fma(below, rate, exponent - power)
-    unit = (power.to(tl.int64, bitcast=True) << 52).to(tl.float64, bitcast=True)
-    # (Rounded by the addition: a conversion would have a sixteenth of its throughput.)
-    return tl.fma(exp2_near(rest), unit, tl.full((), ROUNDER, tl.float64)).to(tl.int64, bitcast=True)
+    bits = exp2_near(rest).to(tl.int64, bitcast=True) | 1
+    return tl.add(bits, power.to(tl.int64, bitcast=True) << 52, sanitize_overflow=False).to(tl.float64, bitcast=True)
 
 
 @jit
@@ -142,12 +154,19 @@ def plain_scale(scale):
 
 @jit
 def plain_mass(x, scale):
-    """ROUNDER_BITS + ``mass_of``, in fewer instructions. scale: of ``plain_scale``.
+    """``mass_of`` before it is rounded, f64, in fewer instructions. scale: of ``plain_scale``.
 
     Instead of a choice of 0 up to the ``lowest`` logit, it gives all these the mass of that one, which rounds to 0.
     """
     top, rate, lowest = scale
-    return rounded_mass(tl.maximum(x, lowest).to(tl.float64) - top, rate)
+    return near_mass(tl.maximum(x, lowest).to(tl.float64) - top, rate)
+
+
+@jit
+def sum_of_masses(sums, SPAN: tl.constexpr):
+    """The sums [SPAN] of f64 ``sums`` [SPAN * TILE], each of masses and BASE, as i64."""
+    found = tl.add(sums.to(tl.int64, bitcast=True), -BASE_BITS, sanitize_overflow=False)
+    return tl.sum(tl.reshape(found, (SPAN, sums.shape[0] // SPAN)), 1)
 
 
 @jit
@@ -213,6 +232,12 @@ def counts_from(key, pivots):
     """1 for each pivot that ``key`` reaches, as i64 fields of 20 bits."""
     found = (key >= pivots[0]).to(tl.int64) + ((key >= pivots[1]).to(tl.int64) << 20)
     return found + ((key >= pivots[2]).to(tl.int64) << 40)
+
+
+@jit
+def add_two(a0, a1, b0, b1):
+    """The sums of two pairs of tensors of one shape."""
+    return a0 + b0, a1 + b1
 
 
 @jit

@@ -10,7 +10,7 @@ from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
 from triplan.backends.table import kernel
 from triplan.backends.triton.common.card import BYTES_PER_US, L2_BYTES_PER_US, LAUNCH_US, OVERLAPPED_LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power, layout
-from triplan.backends.triton.sampling import between_kernels, levels_kernels, narrow_kernels, split_kernels
+from triplan.backends.triton.sampling import levels_kernels, narrow_kernels, split_kernels
 from triplan.backends.triton.sampling.looped import BLOCK
 from triplan.backends.triton.sampling.shared import (
     SM_EXPONENTIALS_PER_US,
@@ -27,19 +27,23 @@ from triplan.sku import SUPPORTED, ArchSku, ElementKind, Support, Target
 CHUNK = 4096
 #: Chunks of one program where there are many, one for each warp. From so many programs a multiprocessor on. Untuned.
 SPAN, SPANS = 4, 3
-#: Tokens that the 4 warps of a program take at a time, one a thread, so that they store some without an exchange. How
-#: often masses are taken in one block of code: more share the coefficients of the exponential. And tiles in each of the
-#: two halves that are loaded before the levels are there: with more, the kernel compiles for a minute. Untuned.
-TILE, UNROLL, AHEAD = 128, 32, 16
+#: Tokens that the 4 warps of a program take at a time, one a thread, so that they store some without an exchange. Tiles
+#: of masses in one block of code, at most 16: more share the coefficients of the exponential. And tiles that are loaded
+#: ahead of estimates: with 16, 126 registers leave room for 4 programs on a multiprocessor, all of which take equally
+#: long; with 5 on some, those took a third longer (seen on an H200). Untuned.
+TILE, UNROLL, AHEAD = 128, 16, 16
 #: Tokens of a row in the sample that levels come from, and neighbours among them: a sector of f32. Untuned.
-SAMPLE, RUN = 4096, 8
-#: Logits between two levels for which a chunk has places, and for how many of all chunks there are registers. Of drawn
-#: rows of 128,256 normal logits, the chunk with most has up to about 100: a longer list takes 30 us more (H200).
-PLACES, SOUGHT = 1024, 4096
+SAMPLE, RUN = 2048, 8
+#: Logits between two levels for which a chunk has places; how many of all chunks the search takes at a time; and how
+#: many the slow search does, for a bucket of many values or a chunk with more logits than places. Untuned.
+PLACES, SOUGHT, MANY = 1024, 2048, 2048
 #: Tokens of a group at least: a sector or two; and at most, so that top-k looks at 64 groups or more.
 GROUP, MOST = 16, 64
 #: Elements of the workspace; of other parts, i32.
-ELEMENTS = {"sums": ElementKind.I64, **dict.fromkeys(("levels", "masses", "between", "few"), ElementKind.F32)}
+ELEMENTS = {
+    **dict.fromkeys(("sums", "buckets"), ElementKind.I64),
+    **dict.fromkeys(("levels", "masses", "between", "bracket", "few"), ElementKind.F32),
+}
 #: Microseconds of the program that finds thresholds and the token of a row. Untuned.
 ROW_US = 10.0
 #: The same without a search for what is kept. Fitted to 20,480 rows of 127 tokens on an H200.
@@ -61,7 +65,7 @@ class Parts(NamedTuple):
     places: int
     span: int
     width: int
-    found: int
+    many: int
     offsets: Mapping[str, int]
     size: int
 
@@ -77,10 +81,9 @@ def parts_of(desc: SampleDescriptor, target: Target) -> Parts:
     chunks = max(-(-n // chunk), 1)
     group = min(max(ceil_power(-(-n // few)), GROUP), chunk)
     places = min(PLACES, chunk)
-    width = min(places, max(SOUGHT // ceil_power(chunks), 16))
+    width, many = (min(places, max(of_all // ceil_power(chunks), 16)) for of_all in (SOUGHT, MANY))
     span = SPAN if desc.rows * chunks >= SPANS * SPAN * max(target.sm_count, 1) and chunk == CHUNK else 1
-    most = max(ceil_power(chunks) * width, between_kernels.SMALL.value)
-    found = Parts(chunk, chunks, group, places, span, width, most, {}, 0)
+    found = Parts(chunk, chunks, group, places, span, width, max(ceil_power(chunks) * many, 16), {}, 0)
     sizes = {
         "sums": 8 * 3 * chunks,
         "tops": 4 * chunks,
@@ -88,11 +91,12 @@ def parts_of(desc: SampleDescriptor, target: Target) -> Parts:
         "chosen": 4 * (few // group) * desc.top_k,
         "state": 4 * desc.top_k,
         "levels": 4 * levels_kernels.OF_ROW.value * desc.top_p,
-        "masses": 4 * (levels_kernels.LEVELS.value + 1) * chunks * desc.top_p,
+        "masses": 4 * levels_kernels.OF_ROW.value * chunks * desc.top_p,
         "counts": 4 * chunks * desc.top_p,
         "between": 4 * chunks * found.places * desc.top_p,
+        "buckets": 8 * levels_kernels.BUCKETS.value * desc.top_p,
         "bracket": 4 * levels_kernels.OF_BRACKET.value * desc.top_p,
-        "few": 4 * most * desc.top_p,
+        "few": 4 * found.many * desc.top_p,
     }
     offsets, end = {}, 0
     for name, size in sizes.items():
@@ -130,7 +134,7 @@ def rank(desc: SampleDescriptor, target: Target) -> float:
     supports=supports,
     rank=rank,
     numerics=numerics,
-    version=2,
+    version=3,
     workspace=lambda desc, target: parts_of(desc, target).size if desc.rows else 0,
     layout=layout,
 )
@@ -152,18 +156,20 @@ def split(desc: SampleDescriptor, target: Target) -> list[Launch]:
     is_hopper = target.arch is ArchSku.SM90A
     tile = min(TILE // parts.span, parts.chunk)
     unroll = UNROLL // 2 if desc.min_p else UNROLL  # registers of one more sum
-    found = {**logits, **each, **scratch("tops", "state", "sums", "counts", "between", "bracket"), **chunks}
-    exact = {**sizes, "CHUNKS": wide, "PLACES": parts.places}
+    found = {**logits, **each, **scratch("tops", "state", "sums", "counts", "between", "buckets", "bracket"), **chunks}
+    exact = {**sizes, "PLACES": parts.places}
     looped = {"STEPS": STEPS[desc.element], "BLOCK": min(BLOCK, parts.chunk)}
-    spans = desc.rows * -(-parts.chunks // parts.span)
-    estimated = {**logits, **each, **scratch("levels", "tops", "masses"), **chunks}
+    spans = -(-parts.chunks // parts.span)
+    estimated = {**logits, **each, **scratch("levels", "tops", "masses", "buckets"), **chunks}
     grouped = {"GROUP": parts.group if desc.top_k else parts.chunk}
+    estimates = parts.chunks
     if desc.top_p and not desc.top_k:
+        estimates = spans
         first = launch(
             split_kernels.estimates_kernel,
-            spans,
+            desc.rows * spans,
             estimated,
-            {**sizes, "SPAN": parts.span, "TILE": tile, "AHEAD": max(min(AHEAD, parts.chunk // tile // 2), 1)},
+            {**sizes, "SPAN": parts.span, "TILE": tile, "AHEAD": min(AHEAD, parts.chunk // tile)},
             num_warps=4,
             max_registers=128,
         )
@@ -176,11 +182,13 @@ def split(desc: SampleDescriptor, target: Target) -> list[Launch]:
             num_warps=4,
             max_registers=255,
         )
+    found["parts"] = Int(estimates)
+    exact["PARTS"] = ceil_power(estimates)
     launches = [
         first,
         launch(
             split_kernels.masses_kernel,
-            spans,
+            desc.rows * spans,
             {**found, **scratch("levels", "masses")},
             {**exact, "SPAN": parts.span, "TILE": tile, "UNROLL": min(unroll, parts.chunk // tile)},
             num_warps=4,
@@ -190,13 +198,14 @@ def split(desc: SampleDescriptor, target: Target) -> list[Launch]:
             split_kernels.finish_kernel,
             desc.rows,
             {**found, **scratch("few")},
-            {**exact, "WIDTH": parts.width, "FEW": parts.found, **looped},
-            max_registers=255,
+            {**exact, "CHUNKS": wide, "WIDTH": parts.width, "MANY": parts.many, **looped},
+            num_warps=16,
+            max_registers=128,
         ),
     ]
     if desc.top_p:
         sampled, levels = {"SAMPLE": SAMPLE, "RUN": RUN}, {**logits, **each, **scratch("levels")}
-        launches.insert(0, launch(levels_kernels.levels_kernel, desc.rows, levels, sampled))
+        launches.insert(0, launch(levels_kernels.levels_kernel, desc.rows, levels, sampled, num_warps=4))
     if desc.top_k:
         of_groups = {**scratch("largest", "chosen", "state"), "groups": Int(parts.groups)}
         narrow = launch(

@@ -9,8 +9,9 @@
    (So is the k-th largest of fewer maxima, of several groups each: it is found sooner, and tried first.) A row without
    top-k is *wide*.
 4. ``masses_kernel``, by chunks of wide rows: exact sums of masses; of top-p, the logits between the two levels that the
-   estimates choose.
-5. ``finish_kernel``, by rows: the exact threshold, among these logits; then the chunk of the token, then the token.
+   estimates choose, and the sums of their masses in buckets.
+5. ``finish_kernel``, by rows: the bucket of the threshold, and the threshold; then the chunk of the token, of that the
+   group of neighbours, of that the token.
 
 Where too many tokens are left, or the estimates were wrong, the last launch takes the token as ``looped`` does: the
 token is the same.
@@ -24,26 +25,33 @@ import triton.language as tl
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.overlap import allow_next, wait_for_previous
 from triplan.backends.triton.common.philox_kernels import as_i64
-from triplan.backends.triton.common.rows_kernels import axis_offset
 from triplan.backends.triton.sampling.between_kernels import kept_between, kept_of
 from triplan.backends.triton.sampling.levels_kernels import (
+    BUCKETS,
     LEVELS,
     OF_BRACKET,
     OF_ROW,
     add_masses,
+    bucket_of,
     edges_of,
+    finite_rate,
     levels_between,
+    load_bracket,
+    load_masses,
     no_masses,
     rate_f32,
+    store_bracket,
     store_masses,
 )
 from triplan.backends.triton.sampling.looped_kernels import looped_token
 from triplan.backends.triton.sampling.narrow_kernels import DONE, NAN_KEY, SLOW, WIDE
 from triplan.backends.triton.sampling.shared_kernels import (
+    BASE,
     LEAST_KEY,
     NO_KEY,
     ROUNDER,
-    ROUNDER_BITS,
+    add_two,
+    as_integer,
     is_plain,
     key_of,
     least_of,
@@ -55,9 +63,24 @@ from triplan.backends.triton.sampling.shared_kernels import (
     plain_scale,
     rate_of,
     scale_of,
+    sum_of_masses,
     value_of,
     word_of,
 )
+from triplan.backends.triton.sampling.tiles_kernels import (
+    columns_of,
+    load_before,
+    load_tile,
+    load_tiles,
+    ones_of_all,
+    tiles_from,
+    tiles_until,
+    with_bits,
+    without_lowest,
+)
+
+#: Logits of a thread between two levels that are taken together. Untuned.
+AT_ONCE = tl.constexpr(4)
 
 
 @jit
@@ -67,44 +90,20 @@ def larger(a, b):
 
 
 @jit
-def load_tiles(at, stride, n, first, CHUNK: tl.constexpr, SPAN: tl.constexpr, TILE: tl.constexpr, UNROLL: tl.constexpr):
-    """UNROLL times [SPAN * TILE] logits, TILE of each of SPAN chunks in f32; -inf beyond the row.
+def add_chunk(sums, top, at, stride, columns, tiles, edges, base, rate, CHUNK: tl.constexpr, TILE: tl.constexpr):
+    """``add_masses`` of all tiles, and the largest logits; ``tiles``: the first ones.
 
-    ``first`` is a column of the first chunk. Past the L1 cache: programs call it before they wait.
+    Of a tile that has been added up, the registers take one of the next iteration, which so has time to arrive.
     """
-    slot = tl.arange(0, SPAN * TILE)
-    col = first + slot // TILE * CHUNK + slot % TILE
-    if first + (SPAN - 1) * CHUNK + UNROLL * TILE <= n:
-        tiles = _load_tiles(at, stride, col, n, TILE, UNROLL, True)
-    else:
-        tiles = _load_tiles(at, stride, col, n, TILE, UNROLL, False)
-    return tiles
-
-
-@jit
-def _load_tiles(at, stride, col, n, TILE: tl.constexpr, UNROLL: tl.constexpr, KNOWN: tl.constexpr):
-    tiles = ()
-    for i in tl.static_range(UNROLL):
-        places = at + axis_offset(col + i * TILE, stride)
-        if KNOWN:
-            x = tl.load(places, cache_modifier=".cg")
-        else:
-            x = tl.load(places, mask=col + i * TILE < n, other=-float("inf"), cache_modifier=".cg")
-        tiles += (x.to(tl.float32),)
-    return tiles
-
-
-@jit
-def add_chunk(
-    sums, at, stride, n, first, edges, base, rate, CHUNK: tl.constexpr, SPAN: tl.constexpr, TILE: tl.constexpr
-):
-    """``add_masses`` of all of SPAN chunks, from column ``first`` on."""
-    UNROLL: tl.constexpr = min(CHUNK // TILE, 16)
-    for start in range(first, first + CHUNK, UNROLL * TILE):
-        tiles = load_tiles(at, stride, n, start, CHUNK, SPAN, TILE, UNROLL)
-        for i in tl.static_range(UNROLL):
+    COUNT: tl.constexpr = len(tiles)
+    for start in range(0, CHUNK // TILE, COUNT):
+        following, places = (), tiles_from(at, stride, columns, start + COUNT, TILE)
+        for i in tl.static_range(COUNT):
+            top = larger(top, tiles[i])
             sums = add_masses(sums, tiles[i], edges, base, rate)
-    return sums
+            following += (load_tile(places, stride, i, TILE),)
+        tiles = following
+    return sums, top
 
 
 @jit
@@ -119,6 +118,7 @@ def chunks_kernel(
     tops,
     largest,
     masses,
+    buckets,
     chunks,
     CHUNK: tl.constexpr,
     GROUP: tl.constexpr,
@@ -127,7 +127,7 @@ def chunks_kernel(
 ):
     """Of a chunk: the largest key; that of each group if there is ``largest``; masses above levels if ``masses``.
 
-    tops: [rows, chunks] i32; largest: [rows, groups] i32; both NAN_KEY where there is a NaN. masses: [rows, LEVELS + 1,
+    tops: [rows, chunks] i32; largest: [rows, groups] i32; both NAN_KEY where there is a NaN. masses: [rows, OF_ROW,
     chunks] f32, the last those of all tokens, relative to levels[row, LEVELS].
     """
     wait_for_previous(OVERLAPS)
@@ -143,13 +143,23 @@ def chunks_kernel(
     if largest is not None:
         tl.store(largest + tl.program_id(0).to(tl.int64) * (CHUNK // GROUP) + group, key)
     if masses is not None:
+        clear_buckets(buckets, row, chunk == 0)
         levels += row * OF_ROW
         base = tl.load(levels + LEVELS)
         if base == base:
             rate = rate_f32(each[0], row, strides[0])
-            sums = no_masses((TILE,))
-            sums = add_chunk(sums, at, stride, n, chunk * CHUNK, edges_of(levels), base, rate, CHUNK, 1, TILE)
-            store_masses(masses + row * (LEVELS + 1) * chunks, sums, chunk + tl.arange(0, 1), chunks, 1)
+            columns = columns_of(chunk * CHUNK, n, CHUNK, 1, TILE)
+            tiles = load_tiles(at, stride, columns, min(CHUNK // TILE, 4), TILE)
+            sums, top = no_masses((TILE,)), tl.full((TILE,), -float("inf"), tl.float32)
+            sums, _ = add_chunk(sums, top, at, stride, columns, tiles, edges_of(levels), base, rate, CHUNK, TILE)
+            store_masses(masses + row * OF_ROW * chunks, sums, chunk, chunks)
+
+
+@jit
+def clear_buckets(buckets, row, is_first):
+    """Zeros into the buckets of a row, by its first program."""
+    bucket = tl.arange(0, BUCKETS)
+    tl.store(buckets + row * BUCKETS + bucket, tl.zeros((BUCKETS,), tl.int64), mask=(bucket >= 0) & is_first)
 
 
 @jit
@@ -163,6 +173,7 @@ def estimates_kernel(
     levels,
     tops,
     masses,
+    buckets,
     chunks,
     CHUNK: tl.constexpr,
     SPAN: tl.constexpr,
@@ -170,9 +181,9 @@ def estimates_kernel(
     AHEAD: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """``chunks_kernel`` of SPAN chunks of a row without top-k: the largest key of each, and masses above levels.
+    """``chunks_kernel`` of SPAN chunks of a row without top-k: the largest key, and masses above levels, of them all.
 
-    Twice AHEAD tiles are loaded while ``levels_kernel`` runs, and half of that always is ahead.
+    AHEAD tiles are loaded while ``levels_kernel`` runs, and are always ahead.
     """
     allow_next(OVERLAPS)
     spans = (chunks + SPAN - 1) // SPAN
@@ -180,46 +191,19 @@ def estimates_kernel(
     begin = tl.program_id(0) % spans * SPAN
     at = logits + row * row_stride
     rate = rate_f32(each[0], row, strides[0])
-    first = begin * CHUNK
-    STEP: tl.constexpr = AHEAD * TILE
-    one = load_tiles(at, stride, n, first, CHUNK, SPAN, TILE, AHEAD)
-    two = load_tiles(at, stride, n, first + STEP, CHUNK, SPAN, TILE, AHEAD)
+    columns = columns_of(begin * CHUNK, n, CHUNK, SPAN, TILE)
+    tiles = load_tiles(at, stride, columns, AHEAD, TILE)
     wait_for_previous(OVERLAPS)
+    clear_buckets(buckets, row, begin == 0)
     levels += row * OF_ROW
     base = tl.load(levels + LEVELS)
     edges = edges_of(levels)
     sums = no_masses((SPAN * TILE,))
     top = tl.full((SPAN * TILE,), -float("inf"), tl.float32)
-    for start in range(0, CHUNK, 2 * STEP):
-        for i in tl.static_range(AHEAD):
-            top = larger(top, one[i])
-            sums = add_masses(sums, one[i], edges, base, rate)
-        if start + 2 * STEP < CHUNK:
-            one = load_tiles(at, stride, n, first + start + 2 * STEP, CHUNK, SPAN, TILE, AHEAD)
-        for i in tl.static_range(AHEAD):
-            top = larger(top, two[i])
-            sums = add_masses(sums, two[i], edges, base, rate)
-        if start + 2 * STEP < CHUNK:
-            two = load_tiles(at, stride, n, first + start + 3 * STEP, CHUNK, SPAN, TILE, AHEAD)
-    chunk = begin + tl.arange(0, SPAN)
-    most = tl.reduce(tl.reshape(top, (SPAN, TILE)), 1, larger)
-    tl.store(tops + row * chunks + chunk, tl.where(most != most, NAN_KEY, key_of(most)), mask=chunk < chunks)
-    store_masses(masses + row * (LEVELS + 1) * chunks, sums, chunk, chunks, SPAN)
-
-
-@jit
-def ones_of(bits):
-    """How many bits of an i32 are 1: sums of 2, 4 and 8 neighbours, then of the four bytes by a product."""
-    pairs = bits - ((bits >> 1) & 0x55555555)
-    fours = (pairs & 0x33333333) + ((pairs >> 2) & 0x33333333)
-    return (((fours + (fours >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24
-
-
-@jit
-def lowest_bit(bits):
-    """(the lowest bit of an i32 that is 1, its number)."""
-    bit = bits & -bits
-    return bit, (bit.to(tl.uint32, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
+    sums, top = add_chunk(sums, top, at, stride, columns, tiles, edges, base, rate, CHUNK, TILE)
+    most = tl.reduce(top, 0, larger)
+    tl.store(tops + tl.program_id(0), tl.where(most != most, NAN_KEY, key_of(most)))
+    store_masses(masses + row * OF_ROW * spans, sums, tl.program_id(0) % spans, spans)
 
 
 @jit
@@ -237,23 +221,24 @@ def masses_kernel(
     sums,
     counts,
     between,
+    buckets,
     bracket,
     chunks,
+    parts,
     CHUNK: tl.constexpr,
-    CHUNKS: tl.constexpr,
+    PARTS: tl.constexpr,
     PLACES: tl.constexpr,
     SPAN: tl.constexpr,
     TILE: tl.constexpr,
     UNROLL: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Of SPAN chunks of a wide row: masses, and the logits between the levels low and high.
+    """Of SPAN chunks of a wide row: masses, and the logits between the levels low and high. PARTS >= parts of the row.
 
     sums: [rows, 3, chunks] i64, of all masses, of those above high, and of those that min_p keeps of the latter;
     counts: [rows, chunks] i32, of logits above low that are not above high; between: [rows, chunks, PLACES] f32, these
-    logits, in any order; bracket: [rows, OF_BRACKET] i32, the least and the largest key that they may have, and three
-    about where the threshold probably is; state: [rows] i32,
-    what ``narrow_kernel`` left.
+    logits, in any order; buckets: [rows, BUCKETS] i64, to which their masses are added; bracket: [rows, OF_BRACKET]
+    f32, of ``store_bracket``; state: [rows] i32, what ``narrow_kernel`` left.
     """
     allow_next(OVERLAPS)
     spans = (chunks + SPAN - 1) // SPAN
@@ -265,87 +250,90 @@ def masses_kernel(
         wait_for_previous(OVERLAPS)
         is_wide = tl.load(state + row) == WIDE
     if is_wide:
-        tiles = load_tiles(at, stride, n, begin * CHUNK, CHUNK, SPAN, TILE, UNROLL)
+        columns = columns_of(begin * CHUNK, n, CHUNK, SPAN, TILE)
+        # Backwards: the last logits were read last, and are still in the L2 cache if not all of them are.
+        LAST: tl.constexpr = CHUNK // TILE - 1
+        places, tiles = tiles_until(at, stride, columns, LAST, TILE), ()
+        for i in tl.static_range(UNROLL):
+            tiles += (load_before(places, stride, i, TILE),)
+        rate, is_greedy = rate_of(each[0], row, strides[0])
         if state is None:
             wait_for_previous(OVERLAPS)
-        key = tl.arange(0, CHUNKS)
-        top = value_of(tl.max(tl.load(tops + row * chunks + key, mask=key < chunks, other=LEAST_KEY), 0))
-        rate, is_greedy = rate_of(each[0], row, strides[0])
-        scale = plain_scale(scale_of(rate, top))
-        low = tl.full((), float("nan"), tl.float32)
-        high = tl.full((), -float("inf"), tl.float32)
+        least = least_of(each[3], row, strides[3]) + ROUNDER
+        # All loads, then all sums: these exchange through shared memory, and no load passes the barriers of that.
+        part = tl.arange(0, PARTS)
+        key = tl.load(tops + row * parts + part, mask=part < parts, other=LEAST_KEY)
         if each[2] is not None:
             p = tl.load(each[2] + row * strides[2])
-            if (p < 1.0) & ~is_greedy:
-                low, high, guess, error = levels_between(levels, masses, p, row, chunks, CHUNKS)
-                if begin == 0:
-                    first, last = key_of(low) + 1, tl.where(high != high, NAN_KEY, key_of(high))
-                    one = key_of(guess - error)
-                    two = tl.maximum(key_of(guess), one)
-                    three = tl.maximum(key_of(guess + error), two)
-                    own = bracket + row * OF_BRACKET
-                    tl.store(own, first)
-                    tl.store(own + 1, last)
-                    tl.store(own + 2, tl.minimum(tl.maximum(one, first), last))
-                    tl.store(own + 3, tl.minimum(tl.maximum(two, first), last))
-                    tl.store(own + 4, tl.minimum(tl.maximum(three, first), last))
-        least = least_of(each[3], row, strides[3]) + ROUNDER
-        of_all = tl.zeros((SPAN * TILE,), tl.int64)
-        of_high = tl.zeros((SPAN * TILE,), tl.int64)
-        of_kept = tl.zeros((SPAN * TILE,), tl.int64)
+            of_levels = load_masses(masses + row * OF_ROW * parts, parts, PARTS)
+            level = tl.load(levels + row * OF_ROW + tl.arange(0, OF_ROW))
+        top = value_of(tl.max(key, 0))
+        scale = plain_scale(scale_of(rate, top))
+        high = tl.full((), -float("inf"), tl.float32)
+        if each[2] is not None:
+            above, of_every = tl.sum(of_levels[0], 1), tl.sum(of_levels[1], 0)
+            last = top - tl.div_rn(42.0, finite_rate(rate))  # in units of log(2): nothing has mass below
+            low, upper, zones = levels_between(above, of_every, level, top, last, p)
+            is_filtered = (p < 1.0) & ~is_greedy
+            low, high = tl.where(is_filtered, low, float("nan")), tl.where(is_filtered, upper, high)
+            if begin == 0:
+                store_bracket(bracket + row * OF_BRACKET, low, high, zones)
+        of_all = tl.full((SPAN * TILE,), BASE, tl.float64)
+        of_high = tl.full((SPAN * TILE,), BASE, tl.float64)
+        of_kept = tl.full((SPAN * TILE,), BASE, tl.float64)
         chunk = begin + tl.arange(0, SPAN)
         known = chunk < chunks
-        slot = tl.arange(0, SPAN * TILE)
-        listed = tl.zeros((SPAN,), tl.int32)
-        for start in range(0, CHUNK, UNROLL * TILE):
-            hits = tl.zeros((SPAN * TILE,), tl.int32)  # of what a thread has, a bit for each logit
+        words = ()  # of what a thread has, a bit for each logit that is between
+        for _ in tl.static_range((CHUNK // TILE + 31) // 32):
+            words += (tl.zeros((SPAN * TILE,), tl.int32),)
+        for start in range(0, CHUNK // TILE, UNROLL):
+            following, places = (), tiles_until(at, stride, columns, LAST - UNROLL - start, TILE)
+            hits = tl.zeros((SPAN * TILE,), tl.int32)
             for i in tl.static_range(UNROLL):
-                mass = plain_mass(tiles[i], scale)  # and ROUNDER_BITS
+                mass = plain_mass(tiles[i], scale)
                 of_all += mass
                 is_kept = tiles[i] > high
                 if each[2] is not None:
                     is_between = (tiles[i] > low) & ~is_kept
-                    hits |= tl.where(is_between, (1 << i) - (i // 31 << 32), 0)  # (bit 31 is the sign)
-                    of_high += tl.where(is_kept, mass, ROUNDER_BITS)
+                    hits |= tl.where(is_between, 1 << i, 0)
+                    of_high += tl.where(is_kept, mass, 0.0)
                 if each[3] is not None:
-                    is_kept &= mass.to(tl.float64, bitcast=True) >= least
-                    of_kept += tl.where(is_kept, mass, ROUNDER_BITS)
-            if start + UNROLL * TILE < CHUNK:
-                tiles = load_tiles(at, stride, n, begin * CHUNK + start + UNROLL * TILE, CHUNK, SPAN, TILE, UNROLL)
-            if each[2] is not None:
-                count = ones_of(hits)
-                of_chunk = tl.reshape(count, (SPAN, TILE))
-                place = tl.ravel(listed[:, None] + tl.cumsum(of_chunk, 1) - of_chunk)
-                listed += tl.sum(of_chunk, 1)
-                found = between + (row * chunks + begin + slot // TILE) * PLACES
-                col = begin * CHUNK + start + slot // TILE * CHUNK + slot % TILE
-                for _ in range(0, tl.max(count, 0), 2):
-                    first, number = lowest_bit(hits)
-                    second, next_number = lowest_bit(hits ^ first)
-                    one = load_logits(at, stride, col + number * TILE, first != 0)
-                    two = load_logits(at, stride, col + next_number * TILE, second != 0)
-                    tl.store(found + place, one, mask=(first != 0) & (place < PLACES))
-                    tl.store(found + place + 1, two, mask=(second != 0) & (place + 1 < PLACES))
-                    place += 2
-                    hits ^= first | second
-        places = sums + row * 3 * chunks + chunk
-        tl.store(places, sum_of_masses(of_all, CHUNK, SPAN), mask=known)
+                    is_kept &= mass + ROUNDER >= least
+                    of_kept += tl.where(is_kept, mass, 0.0)
+                following += (load_before(places, stride, i, TILE),)
+            tiles = following
+            words = with_bits(words, hits, start)
+        to = sums + row * 3 * chunks + chunk
+        tl.store(to, sum_of_masses(of_all, SPAN), mask=known)
         if each[3] is not None:
-            tl.store(places + 2 * chunks, sum_of_masses(of_kept, CHUNK, SPAN), mask=known)
+            tl.store(to + 2 * chunks, sum_of_masses(of_kept, SPAN), mask=known)
         if each[2] is not None:
-            tl.store(places + chunks, sum_of_masses(of_high, CHUNK, SPAN), mask=known)
-            tl.store(counts + row * chunks + chunk, listed, mask=known)
+            tl.store(to + chunks, sum_of_masses(of_high, SPAN), mask=known)
+            count = ones_of_all(words)
+            of_chunk = tl.reshape(count, (SPAN, TILE))
+            tl.store(counts + row * chunks + chunk, tl.sum(of_chunk, 1), mask=known)
+            place = tl.ravel(tl.cumsum(of_chunk, 1) - of_chunk)
+            found = between + (row * chunks + begin + tl.arange(0, SPAN * TILE) // TILE) * PLACES
+            col, _ = columns
+            for _ in range(0, tl.max(count, 0), AT_ONCE):
+                x, is_found = (), ()
+                for _i in tl.static_range(AT_ONCE):
+                    words, number, is_own = without_lowest(words)
+                    x += (load_logits(at, stride, col + (LAST - number) * TILE, is_own),)
+                    is_found += (is_own,)
+                for i in tl.static_range(AT_ONCE):
+                    tl.store(found + place + i, x[i], mask=is_found[i] & (place + i < PLACES))
+                    mass = as_integer(plain_mass(x[i], scale))
+                    bucket = tl.where(is_found[i], bucket_of(x[i], zones), 0)
+                    tl.atomic_add(buckets + row * BUCKETS + bucket, mass, mask=is_found[i], sem="relaxed")
+                place += AT_ONCE
 
 
 @jit
-def sum_of_masses(sums, COUNT: tl.constexpr, SPAN: tl.constexpr):
-    """The sums [SPAN] of COUNT masses each, of i64 ``sums`` [SPAN * TILE], in which each has ROUNDER_BITS too."""
-    excess: tl.constexpr = (COUNT * ROUNDER_BITS + (1 << 63)) % (1 << 64) - (1 << 63)
-    return tl.sub(
-        tl.sum(tl.reshape(sums, (SPAN, sums.shape[0] // SPAN)), 1),
-        tl.full((), excess, tl.int64),
-        sanitize_overflow=False,
-    )
+def load_kept(at, stride, col, n, scale, threshold, least):
+    """``kept_of`` the logits of columns ``col``."""
+    x = load_logits(at, stride, col, col < n)
+    return kept_of(mass_of(x, scale), key_of(x), threshold, least)
 
 
 @jit
@@ -361,21 +349,24 @@ def finish_kernel(
     sums,
     counts,
     between,
+    buckets,
     bracket,
     few,
     chunks,
+    parts,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
+    PARTS: tl.constexpr,
     PLACES: tl.constexpr,
     WIDTH: tl.constexpr,
-    FEW: tl.constexpr,
+    MANY: tl.constexpr,
     STEPS: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """The token of a row that ``narrow_kernel`` left. Operands as in ``masses_kernel`` and, of a row, ``kept_between``.
 
-    CHUNKS >= chunks.
+    CHUNKS >= chunks, PARTS >= parts: of the largest keys of the row.
     """
     allow_next(OVERLAPS)
     temperature, _, top_p, min_p, seed, position, out = each
@@ -386,10 +377,25 @@ def finish_kernel(
     rate, is_greedy = rate_of(temperature, row, strides[0])
     word = word_of(seed, position, row, strides[4], strides[5])
     wait_for_previous(OVERLAPS)
-    best = tl.max(tl.load(tops + row * chunks + chunk, mask=known, other=LEAST_KEY), 0)
     left = tl.full((), WIDE, tl.int32)
     if state is not None:
         left = tl.load(state + row)
+    # All loads, then all sums: these exchange through shared memory, and no load passes the barriers of that.
+    part = tl.arange(0, PARTS)
+    key = tl.load(tops + row * parts + part, mask=part < parts, other=LEAST_KEY)
+    is_wide = left == WIDE
+    mine = known & is_wide
+    of_chunk = sums + row * 3 * chunks + chunk
+    kind = 2 if min_p is not None else 1 if top_p is not None else 0
+    kept = tl.load(of_chunk + kind * chunks, mask=mine, other=0)
+    if top_p is not None:
+        p = tl.load(top_p + row * strides[2]).to(tl.float64)
+        of_all = tl.load(of_chunk, mask=mine, other=0)
+        of_high = tl.load(of_chunk + chunks, mask=mine, other=0)
+        count = tl.load(counts + row * chunks + chunk, mask=mine, other=0)
+        of_bucket = tl.load(buckets + row * BUCKETS + tl.arange(0, BUCKETS))
+        bounds = load_bracket(bracket + row * OF_BRACKET)
+    best = tl.max(key, 0)
     if (best == NAN_KEY) | (best == LEAST_KEY):
         tl.store(out + row * strides[6], as_i64(-1))
         left = tl.full((), DONE, tl.int32)
@@ -401,18 +407,16 @@ def finish_kernel(
         least = None
         if min_p is not None:
             least = least_of(min_p, row, strides[3])
-        of_chunk = sums + row * 3 * chunks + chunk
         threshold = tl.full((), NO_KEY, tl.int32)
-        part = 2 if min_p is not None else 1 if top_p is not None else 0
-        kept = tl.load(of_chunk + part * chunks, mask=known, other=0)
         if top_p is not None:
-            p = tl.load(top_p + row * strides[2]).to(tl.float64)
             if (p < 1.0) & ~is_greedy:
-                bound = part_of(p, tl.sum(tl.load(of_chunk, mask=known, other=0), 0))
-                above = tl.sum(tl.load(of_chunk + chunks, mask=known, other=0), 0)
+                every, above = tl.reduce((of_all, of_high), 0, add_two)
                 threshold, is_right, stays = kept_between(
                     between,
                     counts,
+                    count,
+                    of_bucket,
+                    bounds,
                     at,
                     stride,
                     n,
@@ -420,14 +424,13 @@ def finish_kernel(
                     chunks,
                     scale,
                     above,
-                    bound,
+                    part_of(p, every),
                     least,
-                    bracket + row * OF_BRACKET,
-                    few + row * FEW,
+                    few + row * MANY,
                     CHUNK,
-                    CHUNKS,
                     PLACES,
                     WIDTH,
+                    MANY,
                 )
                 kept += stays
                 left = tl.where(is_right, WIDE, SLOW).to(tl.int32)
@@ -435,10 +438,17 @@ def finish_kernel(
             number = number_of(word, tl.sum(kept, 0), is_greedy)
             first = tl.sum((tl.cumsum(kept, 0) <= number).to(tl.int32), 0)
             number -= tl.sum(tl.where(chunk < first, kept, 0), 0)
-            col = first * CHUNK + tl.arange(0, CHUNK)
-            x = load_logits(at, stride, col, col < n)
-            mass = kept_of(mass_of(x, scale), key_of(x), threshold, least)
-            token = first * CHUNK + tl.sum((tl.cumsum(mass, 0) <= number).to(tl.int32), 0)
+            # Of the chunk, the group of neighbours; of that, the token.
+            GROUPS: tl.constexpr = min(64, CHUNK)
+            GROUP: tl.constexpr = CHUNK // GROUPS
+            group, slot = tl.arange(0, GROUPS), tl.arange(0, GROUP)
+            col = first * CHUNK + group[:, None] * GROUP + slot[None, :]
+            of_group = tl.sum(load_kept(at, stride, col, n, scale, threshold, least), 1)
+            second = tl.sum((tl.cumsum(of_group, 0) <= number).to(tl.int32), 0)
+            number -= tl.sum(tl.where(group < second, of_group, 0), 0)
+            col = first * CHUNK + second * GROUP + slot
+            mass = load_kept(at, stride, col, n, scale, threshold, least)
+            token = first * CHUNK + second * GROUP + tl.sum((tl.cumsum(mass, 0) <= number).to(tl.int32), 0)
             tl.store(out + row * strides[6], as_i64(token))
     if left == SLOW:
         tl.store(out + row * strides[6], looped_token(at, stride, n, row, each, strides, STEPS, BLOCK))
