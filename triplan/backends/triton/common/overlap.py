@@ -27,8 +27,9 @@ def begin(OVERLAPS: tl.constexpr):
 def allow_next(OVERLAPS: tl.constexpr):
     """Allow the next launch to start once all programs have done so.
 
-    What the first of several launches does not write, the others may read before they wait, if the first allows its
-    next only after its own wait: then the launch that wrote it has ended.
+    If the first of several launches allows its next only after its own wait, all launches before the first have ended.
+    Then the others may read before they wait what none of them writes, and the second may write what the first does not
+    touch.
     """
     if OVERLAPS:
         gdc_launch_dependents()

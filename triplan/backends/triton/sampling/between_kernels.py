@@ -34,6 +34,9 @@ from triplan.backends.triton.sampling.shared_kernels import (
 UNIT = tl.constexpr(16)
 #: Values of a bucket that are tried one after the other. Untuned.
 TRIES = tl.constexpr(32)
+#: Pieces of each list that the last launch loads with all else that it needs: of 64 drawn rows of 128,256 tokens, all
+#: of every list.
+LISTS = tl.constexpr(4)
 
 
 @jit
@@ -178,7 +181,18 @@ def listed_from(between, count, row, chunks, first, PLACES: tl.constexpr, WIDTH:
     """The logits [CHUNKS, WIDTH] that are listed from place ``first`` on, -inf where there is none."""
     chunk, place = tl.arange(0, count.shape[0])[:, None], first + tl.arange(0, WIDTH)[None, :]
     at = between + (row * chunks + chunk) * PLACES + place
-    return tl.load(at, mask=place < count[:, None], other=-float("inf"))
+    return tl.load(at, mask=place < tl.minimum(count, PLACES)[:, None], other=-float("inf"))
+
+
+@jit
+def listed_at(lists, between, count, row, chunks, first, PLACES: tl.constexpr, WIDTH: tl.constexpr):
+    """``listed_from`` place ``first`` on, a multiple of WIDTH; lists: the first LISTS of these."""
+    x = lists[0]
+    for i in tl.static_range(1, LISTS):
+        x = tl.where(first == i * WIDTH, lists[i], x)
+    if first >= LISTS * WIDTH:
+        x = listed_from(between, count, row, chunks, first, PLACES, WIDTH)
+    return x
 
 
 @jit
@@ -186,6 +200,7 @@ def kept_between(
     between,
     counts,
     count,
+    lists,
     of_bucket,
     bounds,
     at,
@@ -205,11 +220,11 @@ def kept_between(
 ):
     """(threshold, whether it is among the logits between, mass that stays of each chunk), as ``threshold_of``.
 
-    count, of_bucket, bounds: how many logits each chunk lists, the sums of buckets, what ``load_bracket`` gives; above:
-    the mass of greater logits than those between; least: the mass (f64) that min_p keeps, or None; few: f32, MANY
-    places. The threshold is in the first bucket with which the sum reaches ``bound``. Of that, the logits are tried
-    from the largest on: they are few, or many have one value. WIDTH places of each list are looked at together: a
-    program runs this once, and of long code most time goes into fetching it.
+    count, lists, of_bucket, bounds: how many logits each chunk lists, of ``listed_at``, the sums of buckets, what
+    ``load_bracket`` gives; above: the mass of greater logits than those between; least: the mass (f64) that min_p
+    keeps, or None; few: f32, MANY places. The threshold is in the first bucket with which the sum reaches ``bound``.
+    Of that, the logits are tried from the largest on: they are few, or many have one value. WIDTH places of each list
+    are looked at together: a program runs this once, and of long code most time goes into fetching it.
     """
     low, high, zones = bounds
     CHUNKS: tl.constexpr = count.shape[0]
@@ -226,7 +241,7 @@ def kept_between(
         largest = tl.full((CHUNKS, WIDTH), NO_KEY, tl.int32)
         number = tl.zeros((CHUNKS, WIDTH), tl.int32)
         for first in range(0, most, WIDTH):
-            x = listed_from(between, count, row, chunks, first, PLACES, WIDTH)
+            x = listed_at(lists, between, count, row, chunks, first, PLACES, WIDTH)
             key = key_of(x)
             is_left = (bucket_of(x, zones) == before) & (key < threshold) & (x > -float("inf"))
             key = tl.where(is_left, key, NO_KEY)
@@ -239,7 +254,7 @@ def kept_between(
     if is_found:
         stays = tl.zeros((CHUNKS, WIDTH), tl.int64)
         for first in range(0, most, WIDTH):
-            x = listed_from(between, count, row, chunks, first, PLACES, WIDTH)
+            x = listed_at(lists, between, count, row, chunks, first, PLACES, WIDTH)
             stays += kept_of(mass_of(x, scale), key_of(x), threshold, least)
         kept = tl.sum(stays, 1)
     elif is_right:

@@ -104,9 +104,13 @@ def levels_kernel(
     number of tokens between the two levels about the threshold is least.
     """
     wait_for_previous(OVERLAPS)
-    allow_next(OVERLAPS)  # (later launches read logits before they wait)
+    if each[1] is not None:
+        allow_next(OVERLAPS)  # (later launches read logits before they wait)
     row = tl.program_id(0).to(tl.int64)
     levels += row * OF_ROW
+    # These first: what the next launch loads is ahead of loads after it.
+    rate = rate_f32(each[0], row, strides[0])
+    p = tl.load(each[2] + row * strides[2])
     if has_few(each, strides, row, n):
         tl.store(levels + LEVELS, float("nan"))
     else:
@@ -116,7 +120,8 @@ def levels_kernel(
         x = load_logits(logits + row * row_stride, stride, col, col < n)
         x = tl.where(x != x, -float("inf"), x)
         top, least = tl.reduce((x, tl.where(x == -float("inf"), float("inf"), x)), 0, extremes)
-        rate = rate_f32(each[0], row, strides[0])
+        if each[1] is None:
+            allow_next(OVERLAPS)  # the sample is there
         least = tl.maximum(least, top - 40.0 / rate)  # in units of log(2): nothing has mass below
         width = tl.maximum((top - least) / (CELLS - 2), 1e-30)
         cell = tl.minimum(tl.maximum(((top - x) / width).to(tl.int32), 0), CELLS - 2)
@@ -126,7 +131,6 @@ def levels_kernel(
         weight = tl.where(cell == CELLS - 1, 0.0, weight)
         own = count * weight
         upto = tl.cumsum(own, 0)
-        p = tl.load(each[2] + row * strides[2])
         whole = tl.sum(own, 0)
         bound = p * whole
         part = tl.where(upto < bound, 1.0 - p, p)

@@ -25,7 +25,7 @@ import triton.language as tl
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.overlap import allow_next, wait_for_previous
 from triplan.backends.triton.common.philox_kernels import as_i64
-from triplan.backends.triton.sampling.between_kernels import kept_between, kept_of
+from triplan.backends.triton.sampling.between_kernels import LISTS, kept_between, kept_of, listed_from
 from triplan.backends.triton.sampling.levels_kernels import (
     BUCKETS,
     LEVELS,
@@ -193,8 +193,9 @@ def estimates_kernel(
     rate = rate_f32(each[0], row, strides[0])
     columns = columns_of(begin * CHUNK, n, CHUNK, SPAN, TILE)
     tiles = load_tiles(at, stride, columns, AHEAD, TILE)
-    wait_for_previous(OVERLAPS)
+    # (What launched this one has waited for the last that read the buckets.)
     clear_buckets(buckets, row, begin == 0)
+    wait_for_previous(OVERLAPS)
     levels += row * OF_ROW
     base = tl.load(levels + LEVELS)
     edges = edges_of(levels)
@@ -380,75 +381,72 @@ def finish_kernel(
     left = tl.full((), WIDE, tl.int32)
     if state is not None:
         left = tl.load(state + row)
-    # All loads, then all sums: these exchange through shared memory, and no load passes the barriers of that.
-    part = tl.arange(0, PARTS)
-    key = tl.load(tops + row * parts + part, mask=part < parts, other=LEAST_KEY)
-    is_wide = left == WIDE
-    mine = known & is_wide
-    of_chunk = sums + row * 3 * chunks + chunk
-    kind = 2 if min_p is not None else 1 if top_p is not None else 0
-    kept = tl.load(of_chunk + kind * chunks, mask=mine, other=0)
-    if top_p is not None:
-        p = tl.load(top_p + row * strides[2]).to(tl.float64)
-        of_all = tl.load(of_chunk, mask=mine, other=0)
-        of_high = tl.load(of_chunk + chunks, mask=mine, other=0)
-        count = tl.load(counts + row * chunks + chunk, mask=mine, other=0)
-        of_bucket = tl.load(buckets + row * BUCKETS + tl.arange(0, BUCKETS))
-        bounds = load_bracket(bracket + row * OF_BRACKET)
-    best = tl.max(key, 0)
-    if (best == NAN_KEY) | (best == LEAST_KEY):
-        tl.store(out + row * strides[6], as_i64(-1))
-        left = tl.full((), DONE, tl.int32)
-    top = value_of(best)
-    scale = scale_of(rate, top)
-    if (left == WIDE) & ~is_plain(top, scale):
-        left = tl.full((), SLOW, tl.int32)
-    if left == WIDE:
-        least = None
-        if min_p is not None:
-            least = least_of(min_p, row, strides[3])
-        threshold = tl.full((), NO_KEY, tl.int32)
+    if left != DONE:
+        # All loads, then all sums: these exchange through shared memory, and no load passes the barriers of that.
+        part = tl.arange(0, PARTS)
+        key = tl.load(tops + row * parts + part, mask=part < parts, other=LEAST_KEY)
+        is_wide = left == WIDE
+        mine = known & is_wide
+        of_chunk = sums + row * 3 * chunks + chunk
+        kind = 2 if min_p is not None else 1 if top_p is not None else 0
+        kept = tl.load(of_chunk + kind * chunks, mask=mine, other=0)
         if top_p is not None:
-            if (p < 1.0) & ~is_greedy:
-                every, above = tl.reduce((of_all, of_high), 0, add_two)
-                threshold, is_right, stays = kept_between(
-                    between,
-                    counts,
-                    count,
-                    of_bucket,
-                    bounds,
-                    at,
-                    stride,
-                    n,
-                    row,
-                    chunks,
-                    scale,
-                    above,
-                    part_of(p, every),
-                    least,
-                    few + row * MANY,
-                    CHUNK,
-                    PLACES,
-                    WIDTH,
-                    MANY,
-                )
-                kept += stays
-                left = tl.where(is_right, WIDE, SLOW).to(tl.int32)
+            p = tl.load(top_p + row * strides[2]).to(tl.float64)
+            of_all = tl.load(of_chunk, mask=mine, other=0)
+            of_high = tl.load(of_chunk + chunks, mask=mine, other=0)
+            count = tl.load(counts + row * chunks + chunk, mask=mine, other=0)
+            of_bucket = tl.load(buckets + row * BUCKETS + tl.arange(0, BUCKETS))
+            bounds = load_bracket(bracket + row * OF_BRACKET)
+            lists = ()
+            for i in tl.static_range(LISTS):
+                lists += (listed_from(between, count, row, chunks, i * WIDTH, PLACES, WIDTH),)
+        best = tl.max(key, 0)
+        if (best == NAN_KEY) | (best == LEAST_KEY):
+            tl.store(out + row * strides[6], as_i64(-1))
+            left = tl.full((), DONE, tl.int32)
+        top = value_of(best)
+        scale = scale_of(rate, top)
+        if (left == WIDE) & ~is_plain(top, scale):
+            left = tl.full((), SLOW, tl.int32)
         if left == WIDE:
-            number = number_of(word, tl.sum(kept, 0), is_greedy)
-            first = tl.sum((tl.cumsum(kept, 0) <= number).to(tl.int32), 0)
-            number -= tl.sum(tl.where(chunk < first, kept, 0), 0)
-            # Of the chunk, the group of neighbours; of that, the token.
-            GROUPS: tl.constexpr = min(64, CHUNK)
-            GROUP: tl.constexpr = CHUNK // GROUPS
-            group, slot = tl.arange(0, GROUPS), tl.arange(0, GROUP)
-            col = first * CHUNK + group[:, None] * GROUP + slot[None, :]
-            of_group = tl.sum(load_kept(at, stride, col, n, scale, threshold, least), 1)
-            second = tl.sum((tl.cumsum(of_group, 0) <= number).to(tl.int32), 0)
-            number -= tl.sum(tl.where(group < second, of_group, 0), 0)
-            col = first * CHUNK + second * GROUP + slot
-            mass = load_kept(at, stride, col, n, scale, threshold, least)
-            token = first * CHUNK + second * GROUP + tl.sum((tl.cumsum(mass, 0) <= number).to(tl.int32), 0)
-            tl.store(out + row * strides[6], as_i64(token))
-    if left == SLOW:
-        tl.store(out + row * strides[6], looped_token(at, stride, n, row, each, strides, STEPS, BLOCK))
+            least = None
+            if min_p is not None:
+                least = least_of(min_p, row, strides[3])
+            threshold = tl.full((), NO_KEY, tl.int32)
+            if top_p is not None:
+                if (p < 1.0) & ~is_greedy:
+                    every, above = tl.reduce((of_all, of_high), 0, add_two)
+                    threshold, is_right, stays = kept_between(
+                        between,
+                        counts,
+                        count,
+                        lists,
+                        of_bucket,
+                        bounds,
+                        at,
+                        stride,
+                        n,
+                        row,
+                        chunks,
+                        scale,
+                        above,
+                        part_of(p, every),
+                        least,
+                        few + row * MANY,
+                        CHUNK,
+                        PLACES,
+                        WIDTH,
+                        MANY,
+                    )
+                    kept += stays
+                    left = tl.where(is_right, WIDE, SLOW).to(tl.int32)
+            if left == WIDE:
+                number = number_of(word, tl.sum(kept, 0), is_greedy)
+                first = tl.sum((tl.cumsum(kept, 0) <= number).to(tl.int32), 0)
+                number -= tl.sum(tl.where(chunk < first, kept, 0), 0)
+                col = first * CHUNK + tl.arange(0, CHUNK)
+                upto = tl.cumsum(load_kept(at, stride, col, n, scale, threshold, least), 0)
+                token = first * CHUNK + tl.sum((upto <= number).to(tl.int32), 0)
+                tl.store(out + row * strides[6], as_i64(token))
+        if left == SLOW:
+            tl.store(out + row * strides[6], looped_token(at, stride, n, row, each, strides, STEPS, BLOCK))
