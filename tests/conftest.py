@@ -36,6 +36,8 @@ settings.load_profile("triplan")
 torch.backends.cudnn.allow_tf32 = False
 # Lines of the source in binaries change no instruction, and take an eighth of the time of compiling.
 os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")
+# Threads of MLIR, of which each kernel has one function to pass on, take a tenth of the time of compiling.
+os.environ.setdefault("MLIR_DISABLE_MULTITHREADING", "1")
 # torch.compile's workers would import torch, each for a graph or two.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Inductor would compile trials of the vectors that the C++ compiler has, in each process.
@@ -51,7 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--matrix",
         choices=("few", "cover", "all"),
         default="cover",
-        help="binaries to build: one a kernel, entry and element, those that cover the compile matrix, or all of them",
+        help="binaries to build: one a kernel, those that cover the compile matrix, or all of them",
     )
     parser.addoption("--family", help="only tests of this family: those in its folder, and those of its ops elsewhere")
 
