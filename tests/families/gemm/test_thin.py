@@ -20,8 +20,10 @@ VECTORS = ((1, 35, 70), (37, 1, 70), (1, 1, 70), (1, 5, 0), (0, 1, 3))
 SHORT = ((17, 35, 1), (5, 66, 3), (70, 3, 8), (1, 9, 2), (9, 1, 5), (3, 4, 0))
 
 
-def problems(entry: str, element: str) -> Iterator[tp.Descriptor]:
+def problems(where: str, entry: str, element: str) -> Iterator[tp.Descriptor]:
     sizes = VECTORS if entry == "gemv" else SHORT
+    if where == "interpret":  # slow: f16 and bf16 share the sizes, and so do f32 and f64
+        sizes = sizes[ELEMENTS.index(element) % 2 :: 2]
     yield from (desc for m, n, k in sizes for desc in grid(element, m, n, k))
     yield from (desc for m, n, k in sizes[:3] for desc in batched_grid(element, 3, m, n, k))
 
@@ -31,7 +33,7 @@ def problems(entry: str, element: str) -> Iterator[tp.Descriptor]:
 @pytest.mark.parametrize("entry", ["gemv", "outer"])
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_every_layout_and_epilogue(where: str, entry: str, element: str) -> None:
-    assert compared(problems(entry, element), lambda desc: required(desc, entry, target(where))) > 0
+    assert compared(problems(where, entry, element), lambda desc: required(desc, entry, target(where))) > 0
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
