@@ -22,6 +22,7 @@ from cases import pinned
 from torch import Tensor
 
 import triplan as tp
+from triplan.sku import interpreting
 from triplan.testing.values import draw as draw_values
 
 #: Where an entry runs: references on the CPU, Triton kernels in the interpreter and on the GPU.
@@ -150,7 +151,12 @@ def places(entry: tp.KernelRow) -> tuple[str, ...]:
 
 
 def claims(holds: Holds, only: tuple[str, ...] = tuple(MARKS)) -> list[Any]:
-    """(where, op, entry) as parameters: every entry of the kernel table for one of whose elements ``holds`` is true."""
+    """(where, op, entry) as parameters: every entry of the kernel table for one of whose elements ``holds`` is true.
+
+    A process that interprets runs no others, and does not plan their problems.
+    """
+    if interpreting():
+        only = tuple(where for where in only if where == "interpret")
     return [
         pytest.param(where, op, entry.name, marks=MARKS[where], id=f"{where}-{op}-{entry.name}")
         for op in sorted(FAMILIES)
