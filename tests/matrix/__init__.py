@@ -23,7 +23,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from heapq import heapify, heappop, heapreplace
 from itertools import chain
 from math import prod
@@ -94,42 +94,42 @@ class Binary:
     #: Those of plans that sum in no fixed order.
     unordered: set[tuple[str, str, str]] = field(default_factory=set)
 
-    @property
+    @cached_property
     def elements(self) -> tuple[str, ...]:
         """What the kernel's operands in memory hold, without the shapes of tensor maps' boxes."""
         return tuple(found[0] for _, t in self.source.signature if (found := HELD.match(str(t))))
 
-    @property
+    @cached_property
     def element(self) -> str:
         """What the kernel's first operand holds."""
         return next(iter(self.elements), "")
 
-    @property
+    @cached_property
     def widths(self) -> frozenset[str]:
         """What the floating-point operands hold, or else the first: registers depend on how wide it is."""
         return frozenset(HALF.sub("half", t) for t in self.elements if FLOATING.match(t)) or frozenset({self.element})
 
-    @property
+    @cached_property
     def functions(self) -> tuple[str, ...]:
         """The constants that are functions."""
         return tuple(v.__name__ for _, v in self.source.constexprs if hasattr(v, "__name__"))
 
-    @property
+    @cached_property
     def area(self) -> float:
         """Elements of a tile, by warp."""
         return prod(v for n, v in self.tile if n.startswith("BLOCK")) / self.source.num_warps
 
-    @property
+    @cached_property
     def numbers(self) -> tuple[tuple[str, int], ...]:
         """The constants that are numbers: sizes, and what selects code."""
         return tuple((n, v) for n, v in self.source.constexprs if isinstance(v, int) and v > 1)
 
-    @property
+    @cached_property
     def tile(self) -> tuple[tuple[str, int], ...]:
         """The constants that are sizes."""
         return tuple((n, v) for n, v in self.numbers if n not in NO_SIZES)
 
-    @property
+    @cached_property
     def work(self) -> float:
         """About how much code a thread has, and with it the time of compiling: the product of the sizes, by warp."""
         return prod(v for _, v in self.tile) / self.source.num_warps
@@ -137,14 +137,14 @@ class Binary:
     def facets(self, most: bool) -> set[Hashable]:
         """What building it shows; all that is to be shown of a family is the union over its binaries.
 
-        Those of few binaries are one of each kernel, of each entry, of each element and of each architecture.
+        Those of few binaries are one of each kernel, and of each architecture.
         """
         s = self.source
-        found: set[Hashable] = {s.name, self.element, self.arch, *self.entries}
+        found: set[Hashable] = {s.name, self.arch}
         if not self.may_spill:
             found.add((s.name, "spills"))
         if most:
-            found |= {(*e, self.arch) for e in self.entries}
+            found |= {self.element, *((*e, self.arch) for e in self.entries)}
             found |= {(op, entry, bool(FLOATS.match(of))) for op, entry, of in self.users}
             of_kernel = {self.arch, HALF.sub("half", self.element)}
             if self.arch == "sm80" and "bf16" in self.element:
@@ -212,7 +212,7 @@ def entries() -> list[tuple[str, str, str]]:
     """(op, entry, arch) of all that the kernel table can launch on a GPU."""
     return [
         (op, entry.name, arch)
-        for op in sorted(JOINED)
+        for op in sorted(JOINED, key=lambda op: (family_of(op), op))  # a process plans the problems of few families
         for entry in tp.TABLE.rows(op)
         if entry.backend is tp.BackendKind.TRITON
         for arch in TARGETS
