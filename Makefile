@@ -50,10 +50,11 @@ $(STAMP): pyproject.toml tools/setup.sh
 demo: $(STAMP)
 	@$(PY) -m triplan.cli demo
 
-# Linting and fetching keep one core busy, so they run beside the tests.
+# Linting and fetching keep one core busy, so they run beside the tests. So does compiling with the newest Triton, but in
+# what they leave: when they start, and when the last of them keeps one core busy.
 test: $(STAMP)
-	@$(MAKE) --no-print-directory -j 3 lint newest unit
-	@$(MAKE) --no-print-directory -j 1 gpu interpret compile-newest
+	@$(MAKE) --no-print-directory -j 3 lint unit compile-newest BESIDE='nice -n 10'
+	@$(MAKE) --no-print-directory -j 1 gpu interpret
 	@echo "make test: all passed"
 
 # A machine without a network may lack ruff or mypy; set-up lists what is missing in $(VENV)/offline.
@@ -82,7 +83,7 @@ newest: $(STAMP)
 	    && touch $(NEWEST)/done || rm -rf $(NEWEST); fi
 
 compile-newest: newest
-	@if [ -e $(NEWEST)/done ]; then PYTHONPATH=$(NEWEST) $(PY) -m pytest $(TESTS) \
+	@if [ -e $(NEWEST)/done ]; then PYTHONPATH=$(NEWEST) $(BESIDE) $(PY) -m pytest $(TESTS) \
 	  --matrix=few tests/contracts/binaries tests/core/test_launcher.py; else \
 	  echo "compile-newest: $(TRITON_NEWEST) cannot be fetched here: skipped"; fi
 
