@@ -67,6 +67,9 @@ class Value:
     def __getitem__(self, at: Any) -> Value:
         return Value(self.data[at])
 
+    def __neg__(self) -> Value:
+        return Value(-self.data)
+
     def reshape(self, shape: Any) -> Value:
         return Value(self.data.reshape(shape))
 

@@ -155,4 +155,6 @@ for _op in ("attention", "attention_backward"):
         {"packed": True, "causal": True, "slopes": True},
         {"dropout": True},
         {"head_dim": 36},  # rows of heads that TMA cannot map
+        {"head_dim": 136, "causal": True},
+        {"head_dim": 200},
     )(partial(problem, _op))

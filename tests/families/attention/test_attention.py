@@ -219,9 +219,14 @@ HOPPER_KERNELS = [("attention", "wgmma"), ("attention_backward", "wgmma"), ("att
 
 @pytest.mark.gpu
 @pytest.mark.skipif("torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0)")
-@pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("case", HOPPER)
-@pytest.mark.parametrize(("op", "kernel"), HOPPER_KERNELS)
+@pytest.mark.parametrize(
+    ("op", "kernel", "width"),
+    [
+        *((op, kernel, width) for op, kernel in HOPPER_KERNELS for width in (64, 128)),
+        *(("attention", "wgmma", width) for width in (192, 256)),
+    ],
+)
 def test_hopper_kernels(op: str, kernel: str, case: str, width: int) -> None:
     """On few multiprocessors, so that a program has several tiles; also with heads before rows in memory."""
     number = list(HOPPER).index(case)

@@ -67,8 +67,11 @@ def test_where_it_is_chosen() -> None:
     for op, kernel in KERNELS:
         with pytest.raises(tp.Unsupported, match="TMA can map every operand"):
             required(build(op), kernel, H200)
-        with pytest.raises(tp.Unsupported, match="up to 128"):
-            required(build(op, head_dim=129), kernel, H200)
+        widest = 256 if op == "attention" else 128
+        with pytest.raises(tp.Unsupported, match=f"up to {widest}"):
+            required(build(op, head_dim=widest + 1), kernel, H200)
+    for width, kernel in ((129, "realigned"), (192, "wgmma"), (256, "wgmma")):
+        assert tp.plan(build("attention", head_dim=width, **long), target=H200).sku().kernel == kernel
     empty = required(build("attention", head_dim=63, queries=0), "realigned", H200)
     assert empty.launches == ()
 
@@ -170,8 +173,13 @@ def agree(desc: Any, x: dict[str, torch.Tensor]) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif("torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0)")
-@pytest.mark.parametrize("width", [17, 33, 63, 64, 80, 127])
-@pytest.mark.parametrize(("op", "kernel"), KERNELS)
+@pytest.mark.parametrize(
+    ("op", "kernel", "width"),
+    [
+        *((op, kernel, width) for op, kernel in KERNELS for width in (17, 33, 63, 64, 80, 127)),
+        *(("attention", "realigned", width) for width in (129, 192, 250)),
+    ],
+)
 def test_every_layout_on_the_gpu(op: str, kernel: str, width: int) -> None:
     """Within the tolerance, and with the bits that packed heads of padded width have."""
     few = tp.Target.current().replace(sm_count=3)

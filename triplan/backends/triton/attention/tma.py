@@ -40,8 +40,8 @@ def tensor_map(name: str, element: ElementKind, rows: int, width: int) -> Tensor
 
 
 def width_of(desc: AttendingDescriptor) -> int:
-    """Elements of a head in shared memory, 64 or 128. TMA fills columns beyond the head with 0."""
-    return 64 if max(desc.head_dim, desc.values) <= 64 else 128
+    """Elements of a head in shared memory, a multiple of 64. TMA fills columns beyond the head with 0."""
+    return -(-max(desc.head_dim, desc.values) // 64) * 64
 
 
 def shift_of(desc: AttendingDescriptor) -> int:
@@ -127,8 +127,9 @@ def unmappable(o: Operand) -> str:
     return ""
 
 
-def supports(desc: AttendingDescriptor) -> Support:
-    """Whether the kernels implement all options of the problem, and TMA can read and write the operands."""
+def supports(desc: AttendingDescriptor, widest: int = 128) -> Support:
+    """Whether the kernels implement all options of the problem, and TMA can read and write the operands. ``widest``:
+    the elements of the widest head."""
     asked = {"a softcap": desc.softcap > 0, "a mask": desc.mask is not None}
     asked["a window"] = desc.window_left is not None or desc.window_right is not None
     asked["packed sequences"] = desc.sequences is not None
@@ -136,8 +137,8 @@ def supports(desc: AttendingDescriptor) -> Support:
     asked |= {name: any(o.name == name for o in desc.operands()) for name in ("slopes", "sink")}
     if missing := next((name for name, on in asked.items() if on), ""):
         return Support.no(f"has no {missing.removeprefix('a ')}")
-    if max(desc.head_dim, desc.values) > 128:
-        return Support.no(f"heads of {desc.head_dim} and {desc.values} elements; it holds up to 128")
+    if max(desc.head_dim, desc.values) > widest:
+        return Support.no(f"heads of {desc.head_dim} and {desc.values} elements; it holds up to {widest}")
     if desc.keys == 0:
         return Support.no("there are no keys, and TMA maps no empty tensor")
     if shift_of(desc) % TILE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from triplan.backends.runtime.launch import Int, Launch, Scalar
 from triplan.backends.triton.attention import arguments
@@ -21,13 +22,33 @@ from triplan.backends.triton.attention.wgmma_kernels import attention_wgmma_kern
 from triplan.descriptors import AttentionDescriptor
 from triplan.sku import ElementKind, Support, Target
 
-#: Keys of a block, and slots of the K and V rings.
-BLOCK, STAGES = 128, 2
-#: TFLOP/s by width of a head, about those in ``bench/results/attention-nvidia-h200.csv``.
-TERAFLOPS = {64: 430.0, 128: 640.0}
+#: The widest head whose accumulators fit registers.
+WIDEST = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How heads of a padded width lie in shared memory: in ``chunk`` columns, blocks of ``block`` keys in rings of
+    ``stages`` slots, ``ahead`` tiles of queries."""
+
+    chunk: int
+    block: int
+    stages: int
+    ahead: int
+
+
+#: By the padded width of a head: as much as registers and shared memory hold.
+SHAPES = {
+    64: Shape(64, 128, 2, 2),
+    128: Shape(128, 128, 2, 2),
+    192: Shape(64, 64, 3, 1),
+    256: Shape(128, 64, 2, 1),
+}
+#: TFLOP/s by width of a head, about those in ``bench/results/attention-nvidia-h200.csv``; of wide heads, of an H200.
+TERAFLOPS = {64: 430.0, 128: 640.0, 192: 660.0, 256: 690.0}
 #: Microseconds more than a kernel without warps of several kinds takes to begin and to end, by width of a head. Set by
 #: hand, from 2 to 512 queries on an H100.
-START_US = {64: 1.0, 128: 2.5}
+START_US = {64: 1.0, 128: 2.5, 192: 3.0, 256: 3.0}
 
 
 def tiles_of(desc: AttentionDescriptor) -> int:
@@ -35,14 +56,21 @@ def tiles_of(desc: AttentionDescriptor) -> int:
     return math.ceil(desc.queries / TILE)
 
 
+def chunks_of(desc: AttentionDescriptor) -> tuple[int, int]:
+    """Chunks of a key and of a value. TMA fills columns beyond them with 0."""
+    chunk = SHAPES[width_of(desc)].chunk
+    return math.ceil(desc.head_dim / chunk), math.ceil(desc.values / chunk)
+
+
 def supports(desc: AttentionDescriptor, target: Target) -> Support:
-    return can_map(desc) and arguments.supports(desc, lambda d: tiles_of(d) * d.batch * d.heads)
+    return can_map(desc, WIDEST) and arguments.supports(desc, lambda d: tiles_of(d) * d.batch * d.heads)
 
 
 def rank(desc: AttentionDescriptor, target: Target) -> float:
     """Estimated microseconds."""
-    width = width_of(desc)
-    return START_US[width] + cost_us(desc, target, PRODUCTS, TERAFLOPS[width], TILE, width)
+    width, (of_keys, of_values) = width_of(desc), chunks_of(desc)
+    loaded = (of_keys + of_values) / 2 * SHAPES[width].chunk
+    return START_US[width] + cost_us(desc, target, PRODUCTS, TERAFLOPS[width], TILE, loaded)
 
 
 # Besides the values, a row's bits depend only on blocks of keys ending at multiples of BLOCK.
@@ -51,16 +79,17 @@ def wgmma(desc: AttentionDescriptor, target: Target) -> list[Launch]:
     lse = desc.operand("lse")
     if lse.numel == 0:
         return []
-    width, heads = width_of(desc), desc.batch * desc.heads
+    shape, heads = SHAPES[width_of(desc)], desc.batch * desc.heads
+    of_keys, of_values = chunks_of(desc)
     programs = min(tiles_of(desc) * heads, target.sm_count)
     fitting = section_heads(desc, desc.keys) * desc.group
-    rows = {"q": TILE // 2, "k": BLOCK, "v": BLOCK, "out": TILE // 2}
+    rows = {"q": TILE // 2, "k": shape.block, "v": shape.block, "out": TILE // 2}
     return [
         Launch(
             attention_wgmma_kernel,
             programs,
             {
-                **{name: tensor_map(name, desc.element, n, width) for name, n in rows.items()},
+                **{name: tensor_map(name, desc.element, n, shape.chunk) for name, n in rows.items()},
                 "lse": pointer(lse),
                 "scale": Scalar("scale", ElementKind.F32, desc.head_dim**-0.5),
                 "tiles": Int(tiles_of(desc)),
@@ -71,7 +100,16 @@ def wgmma(desc: AttentionDescriptor, target: Target) -> list[Launch]:
                 "keys": Int(desc.keys),
                 "shift": Int(shift_of(desc)),
             },
-            {"WIDTH": width, "BLOCK": BLOCK, "STAGES": STAGES, "CAUSAL": desc.causal, "TREE": width == 64},
+            {
+                "WIDTH": shape.chunk,
+                "CHUNKS": of_keys,
+                "VALUES": of_values,
+                "BLOCK": shape.block,
+                "STAGES": shape.stages,
+                "AHEAD": shape.ahead,
+                "CAUSAL": desc.causal,
+                "TREE": width_of(desc) == 64,
+            },
             num_warps=4,
         )
     ]

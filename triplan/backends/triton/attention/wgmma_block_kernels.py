@@ -1,0 +1,168 @@
+"""What ``wgmma_kernels`` computes with a block of keys: products chunk by chunk, softmax, and a tile's results."""
+
+# mypy: ignore-errors
+# (Gluon's language is not typed; these bodies are compiled, not executed as Python.)
+
+from triplan.backends.runtime.gluon import (
+    fence_async_shared,
+    gl,
+    gluon,
+    store_tile,
+    store_wait,
+    thread_barrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triplan.backends.triton.attention.wgmma_shared_kernels import LN_2, ROWS, matrix, opaque
+
+
+@gluon.jit
+def halved(x):
+    """Elementwise maxima of the left and the right half of the columns, repeated until 8 columns are left."""
+    if x.shape[1] > 8:
+        left, right = x.reshape((x.shape[0], 2, x.shape[1] // 2)).permute((0, 2, 1)).split()
+        x = halved(gl.maximum(left, right))
+    return x
+
+
+@gluon.jit
+def row_max(s, TREE: gl.constexpr):
+    """The maximum of each row. TREE: by halves, because gl.max is a chain of dependent instructions in each thread."""
+    if TREE:
+        found = gl.convert_layout(gl.max(halved(s), 1), gl.SliceLayout(1, s.type.layout))
+    else:
+        found = gl.max(s, 1)
+    return found
+
+
+@gluon.jit
+def row_sum(x):
+    """A partial sum of each row per thread, so that threads exchange nothing until ``whole``."""
+    return gl.sum(gl.sum(x.reshape((x.shape[0], x.shape[1] // 8, 4, 2)), 3), 1)
+
+
+@gluon.jit
+def rescaled(total, factor):
+    """total * factor for each row; ``total`` as from ``row_sum``."""
+    return total * gl.convert_layout(factor, gl.SliceLayout(1, total.type.layout))[:, None]
+
+
+@gluon.jit
+def whole(total, S: gl.constexpr):
+    """The sum of each row, from ``row_sum``."""
+    return gl.convert_layout(gl.sum(total, 1), gl.SliceLayout(1, S))
+
+
+@gluon.jit
+def positive(sq, which, scale, L: gl.constexpr, WIDTH: gl.constexpr, CHUNKS: gl.constexpr):
+    """Q in slot ``which`` times the sign of ``scale``: then abs(scale) scales its scores."""
+    if scale < 0:
+        for c in gl.static_range(CHUNKS):
+            qs = matrix(sq.index(which * CHUNKS + c), ROWS, WIDTH)
+            qs.store(-qs.load(L))
+        fence_async_shared()
+        thread_barrier()
+
+
+@gluon.jit
+def scores(sq, sk, which, slot, S: gl.constexpr, WIDTH: gl.constexpr, CHUNKS: gl.constexpr, BLOCK: gl.constexpr):
+    """Begin q @ k.T (ROWS, BLOCK) of Q in slot ``which`` and K in ``slot``."""
+    s = gl.zeros((ROWS, BLOCK), gl.float32, S)
+    for c in gl.static_range(CHUNKS):
+        qs = matrix(sq.index(which * CHUNKS + c), ROWS, WIDTH)
+        ks = matrix(sk.index(slot * CHUNKS + c), BLOCK, WIDTH)
+        s = warpgroup_mma(qs, ks.permute((1, 0)), s, use_acc=c > 0, is_async=True)
+    return s
+
+
+@gluon.jit
+def added(acc, p, sv, slot, WIDTH: gl.constexpr, VALUES: gl.constexpr, BLOCK: gl.constexpr):
+    """Begin acc + p @ v, chunk by chunk, of V in ``slot``."""
+    found = ()
+    for c in gl.static_range(VALUES):
+        vs = matrix(sv.index(slot * VALUES + c), BLOCK, WIDTH)
+        found = found + (warpgroup_mma(p, vs, acc[c], is_async=True),)
+    return found
+
+
+@gluon.jit
+def finished(acc, x, VALUES: gl.constexpr):
+    """(``acc``, ``x``) when all products are over."""
+    found = warpgroup_mma_wait(0, deps=acc + (x,))
+    return found[:VALUES], found[VALUES]
+
+
+@gluon.jit
+def scaled(acc, factor, L: gl.constexpr, VALUES: gl.constexpr):
+    """The rows of all chunks times ``factor``."""
+    factor = gl.convert_layout(factor, gl.SliceLayout(1, L))[:, None]
+    found = ()
+    for c in gl.static_range(VALUES):
+        found = found + (acc[c] * factor,)
+    return found
+
+
+@gluon.jit
+def zeros(L: gl.constexpr, WIDTH: gl.constexpr, VALUES: gl.constexpr):
+    """An accumulator of each chunk."""
+    found = ()
+    for _ in gl.static_range(VALUES):
+        found = found + (gl.zeros((ROWS, WIDTH), gl.float32, L),)
+    return found
+
+
+@gluon.jit
+def first_softmax(
+    s, row, n, sizes, scale, S: gl.constexpr, BLOCK: gl.constexpr, CAUSAL: gl.constexpr, TREE: gl.constexpr
+):
+    """(maxima, exponentials, sums) of ``s`` (ROWS, BLOCK), the scores of a tile's last block of keys, visited first.
+
+    Scores are masked beyond the keys and, if CAUSAL, beyond the diagonal. A row that sees no key has the maximum -inf
+    and the sum 0.
+    """
+    _, _, _, _, _, keys, shift, _ = sizes
+    # Without a causal mask all tiles have the same mask, which the compiler would hoist out of the loop, and spill.
+    column = opaque((n - 1) * BLOCK)
+    limit = gl.full([ROWS], 0, gl.int32, layout=gl.SliceLayout(1, S)) + (keys - column)
+    if CAUSAL:
+        limit = gl.minimum(limit, gl.arange(0, ROWS, layout=gl.SliceLayout(1, S)) + (row + shift - column + 1))
+    columns = gl.arange(0, BLOCK, layout=gl.SliceLayout(0, S))
+    s = gl.where(columns[None, :] < limit[:, None], s * scale, float("-inf"))
+    top = row_max(s, TREE)
+    x = gl.exp2(s - gl.where(top == float("-inf"), 0.0, top)[:, None])
+    return top, x, row_sum(x)
+
+
+@gluon.jit
+def write(
+    acc,
+    top,
+    total,
+    out,
+    lse,
+    buffer,
+    head,
+    of_sequence,
+    row,
+    S: gl.constexpr,
+    L: gl.constexpr,
+    WIDTH: gl.constexpr,
+    VALUES: gl.constexpr,
+):
+    """Store a warpgroup's rows of ``out`` and ``lse``; 0 and -inf for a row that sees no key."""
+    total = whole(total, S)
+    # Scores that overflowed to +inf have the sum 0, too; they become NaN.
+    none = (total == 0.0) & (top == float("-inf"))
+    logarithm = gl.where(none, float("-inf"), (top + gl.log2(total)) * LN_2)
+    inverse = gl.where(none, 0.0, 1.0 / total)
+    result = scaled(acc, inverse, L, VALUES)
+    for c in gl.static_range(VALUES):
+        store_wait(0)
+        thread_barrier()
+        matrix(buffer, ROWS, WIDTH).store(result[c].to(out.dtype))
+        fence_async_shared()
+        thread_barrier()
+        store_tile(out, [head // of_sequence, row, head % of_sequence, c * WIDTH], buffer)
+    length = out.shape[1]
+    rows = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, S))
+    gl.store(lse + head.to(gl.int64) * length + rows, logarithm, mask=rows < length)
