@@ -68,7 +68,7 @@ class Choice:
     """The tiles of a kernel: the usual ones, and others where these would spill registers.
 
     With dropout, the words of Philox take registers: usual tiles have 8 warps then. sm80 has no wgmma, which reads
-    factors from shared memory.
+    factors from shared memory, and less of that.
     """
 
     usual: Tiles

@@ -32,12 +32,12 @@ TERAFLOPS = {
     "scalar": {ArchSku.SM90A: 9.0, ArchSku.SM80: 4.0},
 }
 #: Tiles by kind of arithmetic and padded width of a head: the largest found that do not spill registers (sm80 and
-#: sm90a, causal; Triton 3.6 and 3.9). Their speed is untuned.
+#: sm90a, causal; Triton 3.6 and 3.9). Their speed is untuned, but for heads of 256 halves on sm90a (an H200).
 TILES = Choice(
     usual={
         ("half", 64): (Tile(128, 64, 4, 3),),
         ("half", 128): (Tile(128, 64, 8, 3),),
-        ("half", 256): (Tile(64, 32, 8, 3),),
+        ("half", 256): (Tile(128, 64, 8, 2),),
         ("tf32", 64): (Tile(64, 32, 4, 2),),
         ("tf32", 128): (Tile(64, 32, 4, 2),),
         ("tf32", 256): (Tile(32, 16, 4, 2),),
@@ -47,8 +47,8 @@ TILES = Choice(
         ("scalar", 128): (Tile(32, 16, 4, 1),),
         ("scalar", 256): (Tile(16, 16, 4, 1),),
     },
-    dropout={("half", 128): (Tile(64, 64, 8, 3),)},
-    sm80={("tf32x3", 128): (Tile(32, 16, 4, 2),)},
+    dropout={("half", 128): (Tile(64, 64, 8, 3),), ("half", 256): (Tile(64, 32, 8, 3),)},
+    sm80={("half", 256): (Tile(64, 32, 8, 3),), ("tf32x3", 128): (Tile(32, 16, 4, 2),)},
 )
 
 
@@ -69,17 +69,18 @@ def rank(desc: AttentionDescriptor, target: Target) -> float:
     return tiles_cost_us(desc, target, PRODUCTS, TERAFLOPS, tile_of(desc, target).queries)
 
 
-def numerics(desc: AttendingDescriptor) -> str | None:
+def numerics(desc: AttendingDescriptor, choice: Choice = TILES) -> str | None:
     """The numerics id: what the bits of a row depend on besides the row and its keys. None with dropout, as they then
     depend on the place of the row."""
     if desc.dropout:
         return None
     edges = "".join("-" if side is None else "w" for side in (desc.window_left, desc.right))
-    edge = "packed" if desc.sequences is not None else f"{has_edge(desc, tile_of(desc)):d}"
+    each = dict.fromkeys(choice.of(desc, target)[0].keys for target in (None, Target.sm80()))
+    edge = "packed" if desc.sequences is not None else "".join(f"{desc.keys % n > 0:d}" for n in each)
     widths = f"{desc.head_dim}.{desc.values}.{edge}"
     extras = "".join(f".{o.name}" for o in desc.operands() if o.name in ("slopes", "sink"))
     kind = f"{desc.element}.{desc.multiplicands}.{widths}.{edges}.{desc.softcap}.{desc.mask}{extras}"
-    return f"{desc.op}-tiles.{kind}.v2"
+    return f"{desc.op}-tiles.{kind}.v3"
 
 
 @pointers_entry(
@@ -89,6 +90,7 @@ def numerics(desc: AttendingDescriptor) -> str | None:
     rank=rank,
     numerics=numerics,
     priority=1,  # after wgmma, which gives other bits
+    version=2,
 )
 def tiles(desc: AttentionDescriptor, target: Target) -> list[Launch]:
     if desc.operand("lse").numel == 0:

@@ -14,7 +14,6 @@ from triplan.backends.triton.attention.arguments import (
     tiles_of_rows,
 )
 from triplan.backends.triton.attention.entries import pointers_entry
-from triplan.backends.triton.attention.tiles import numerics
 from triplan.backends.triton.attention.tiles_backward_kernels import attention_dkdv_kernel, attention_dq_kernel
 from triplan.backends.triton.common import card
 from triplan.descriptors import AttentionBackwardDescriptor, packed_strides
@@ -28,7 +27,7 @@ TILES = Choice(
     usual={
         ("half", 64): (Tile(128, 64, 8, 2), Tile(32, 128, 8, 1)),
         ("half", 128): (Tile(64, 64, 8, 2), Tile(32, 64, 8, 2)),
-        ("half", 256): (Tile(64, 32, 8, 2), Tile(32, 32, 8, 1)),
+        ("half", 256): (Tile(128, 32, 8, 2), Tile(32, 32, 8, 1)),
         ("tf32", 64): (Tile(64, 32, 4, 1), Tile(32, 64, 8, 1)),
         ("tf32", 128): (Tile(32, 16, 4, 1), Tile(32, 64, 8, 1)),
         ("tf32", 256): (Tile(16, 16, 4, 1), Tile(16, 32, 8, 1)),
@@ -40,12 +39,14 @@ TILES = Choice(
     },
     dropout={
         ("half", 64): (Tile(64, 64, 8, 2), Tile(16, 128, 8, 1)),
+        ("half", 256): (Tile(64, 32, 8, 2), Tile(32, 32, 8, 1)),
         ("tf32", 64): (Tile(64, 32, 8, 1), Tile(32, 32, 8, 1)),
         ("tf32", 128): (Tile(32, 16, 8, 1), Tile(32, 32, 8, 1)),
         ("tf32x3", 64): (Tile(32, 32, 8, 1), Tile(16, 128, 8, 1)),
         ("scalar", 128): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
     },
     sm80={
+        ("half", 256): (Tile(64, 32, 8, 2), Tile(32, 32, 8, 1)),
         ("tf32x3", 64): (Tile(32, 32, 4, 1), Tile(16, 128, 8, 1)),
         ("tf32x3", 128): (Tile(16, 32, 4, 1), Tile(16, 16, 4, 1)),
     },
@@ -80,8 +81,9 @@ def workspace(desc: AttentionBackwardDescriptor, target: Target) -> int:
     name="tiles",
     supports=supports,
     rank=rank,
-    numerics=numerics,
+    numerics=lambda desc: tiles.numerics(desc, TILES),
     priority=2,  # after wgmma and wgmma_stored, which give other bits
+    version=2,
     workspace=workspace,
 )
 def tiles_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[Launch]:

@@ -47,7 +47,7 @@ SHAPES = {
 #: TFLOP/s by width of a head, about those in ``bench/results/attention-nvidia-h200.csv``; of wide heads, of an H200.
 TERAFLOPS = {64: 430.0, 128: 640.0, 192: 660.0, 256: 690.0}
 #: Microseconds more than a kernel without warps of several kinds takes to begin and to end, by width of a head. Set by
-#: hand, from 2 to 512 queries on an H100.
+#: hand, from 2 to 512 queries on an H100; untuned for wide heads.
 START_US = {64: 1.0, 128: 2.5, 192: 3.0, 256: 3.0}
 
 
