@@ -2,7 +2,7 @@
 
 - ``tma.async_copy_global_to_shared`` and ``async_copy_shared_to_global`` became ``async_load`` and ``async_store``.
 - ``gl.thread_barrier`` became ``gl.barrier``.
-- A buffer's ``_reinterpret`` became ``reinterpret``.
+- A buffer's ``_reinterpret`` became ``reinterpret``, and no longer gives views of more bytes than the buffer has.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import triton
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource, constexpr_function
 from triton.experimental.gluon.language._core import builtin
@@ -31,6 +32,8 @@ _tma: Any = hopper.tma
 load_tile: Any = getattr(_tma, "async_load", None) or _tma.async_copy_global_to_shared
 store_tile: Any = getattr(_tma, "async_store", None) or _tma.async_copy_shared_to_global
 store_wait: Any = _tma.store_wait
+#: Whether ``reinterpret`` gives views of more bytes than a buffer has.
+VIEWS_GROW = triton.__version__.startswith("3.6.")
 #: Asynchronous copies from pointers to shared memory (``cp.async``); masked elements become 0.
 copy_block: Any = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 copies_committed: Any = async_copy.commit_group
@@ -50,6 +53,7 @@ def reinterpret(buffer, dtype, shape, layout, _semantic=None):  # type: ignore[n
 
 
 __all__ = [
+    "VIEWS_GROW",
     "GluonASTSource",
     "copies_committed",
     "copies_wait",

@@ -6,6 +6,7 @@ import itertools
 import math
 from dataclasses import dataclass
 
+from triplan.backends.runtime.gluon import VIEWS_GROW
 from triplan.backends.triton.common import card
 from triplan.backends.triton.conv import shared
 from triplan.backends.triton.conv.wgmma_division import DIVIDED_FOR
@@ -119,7 +120,7 @@ def tile_of(desc: Conv2dProblem) -> Tile:
     sizes = (*TILES, *(NARROW_TILES if width == NARROW else FEW_TILES))
     found = [Tile(_best_box(p, desc.batch, lattice_of(desc)), 2, n, width) for p, n in sizes]
     reach = (desc.kernel[0] - 1) * desc.dilation[0]
-    if desc.stride == (1, 1) and reach in REACHES and features_of(desc) <= ROW_FEATURES:
+    if VIEWS_GROW and desc.stride == (1, 1) and reach in REACHES and features_of(desc) <= ROW_FEATURES:
         boxes = [(1, 64 // wide, wide) for wide in (8, 16, 32, 64)]  # rows begin where the swizzle does
         shared_rows = [Tile(b, rows, n, width, desc.kernel[0], reach) for b in boxes for rows, n in ROW_TILES]
         found += [t for t in shared_rows if t.stages >= LEAST_STAGES]
