@@ -73,7 +73,7 @@ def rank(desc: AttentionDescriptor, target: Target) -> float:
     return START_US[width] + cost_us(desc, target, PRODUCTS, TERAFLOPS[width], TILE, loaded)
 
 
-# Besides the values, a row's bits depend only on blocks of keys ending at multiples of BLOCK.
+# Besides the values, a row's bits depend only on blocks of keys, which begin at multiples of their number of keys.
 @hopper_entry(AttentionDescriptor, "wgmma", supports=supports, rank=rank)
 def wgmma(desc: AttentionDescriptor, target: Target) -> list[Launch]:
     lse = desc.operand("lse")
