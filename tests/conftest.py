@@ -36,7 +36,7 @@ settings.load_profile("triplan")
 torch.backends.cudnn.allow_tf32 = False
 # Lines of the source in binaries change no instruction, and take an eighth of the time of compiling.
 os.environ.setdefault("TRITON_DISABLE_LINE_INFO", "1")
-# Threads of MLIR, of which each kernel has one function to pass on, take a tenth of the time of compiling.
+# MLIR divides functions among threads. A kernel is one function, so that starting them is only lost time.
 os.environ.setdefault("MLIR_DISABLE_MULTITHREADING", "1")
 # torch.compile's workers would import torch, each for a graph or two.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")

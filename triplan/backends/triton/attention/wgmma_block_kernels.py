@@ -55,7 +55,7 @@ def whole(total, S: gl.constexpr):
 
 @gluon.jit
 def positive(sq, which, scale, L: gl.constexpr, WIDTH: gl.constexpr, CHUNKS: gl.constexpr):
-    """Q in slot ``which`` times the sign of ``scale``: then abs(scale) scales its scores."""
+    """Q (ROWS, CHUNKS * WIDTH) in slot ``which``, times the sign of ``scale``: then abs(scale) scales its scores."""
     if scale < 0:
         for c in gl.static_range(CHUNKS):
             qs = matrix(sq.index(which * CHUNKS + c), ROWS, WIDTH)
@@ -66,7 +66,7 @@ def positive(sq, which, scale, L: gl.constexpr, WIDTH: gl.constexpr, CHUNKS: gl.
 
 @gluon.jit
 def scores(sq, sk, which, slot, S: gl.constexpr, WIDTH: gl.constexpr, CHUNKS: gl.constexpr, BLOCK: gl.constexpr):
-    """Begin q @ k.T (ROWS, BLOCK) of Q in slot ``which`` and K in ``slot``."""
+    """Begin q @ k.T (ROWS, BLOCK), of q (ROWS, CHUNKS * WIDTH) in slot ``which`` and k (BLOCK, CHUNKS * WIDTH)."""
     s = gl.zeros((ROWS, BLOCK), gl.float32, S)
     for c in gl.static_range(CHUNKS):
         qs = matrix(sq.index(which * CHUNKS + c), ROWS, WIDTH)
@@ -77,7 +77,7 @@ def scores(sq, sk, which, slot, S: gl.constexpr, WIDTH: gl.constexpr, CHUNKS: gl
 
 @gluon.jit
 def added(acc, p, sv, slot, WIDTH: gl.constexpr, VALUES: gl.constexpr, BLOCK: gl.constexpr):
-    """Begin acc + p @ v, chunk by chunk, of V in ``slot``."""
+    """Begin acc + p @ v (ROWS, VALUES * WIDTH), in chunks of WIDTH columns, of p (ROWS, BLOCK) and v in ``slot``."""
     found = ()
     for c in gl.static_range(VALUES):
         vs = matrix(sv.index(slot * VALUES + c), BLOCK, WIDTH)
@@ -87,14 +87,14 @@ def added(acc, p, sv, slot, WIDTH: gl.constexpr, VALUES: gl.constexpr, BLOCK: gl
 
 @gluon.jit
 def finished(acc, x, VALUES: gl.constexpr):
-    """(``acc``, ``x``) when all products are over."""
+    """The VALUES chunks (ROWS, WIDTH) of ``acc`` when all products are over, and ``x``, computed before they are."""
     found = warpgroup_mma_wait(0, deps=acc + (x,))
     return found[:VALUES], found[VALUES]
 
 
 @gluon.jit
 def scaled(acc, factor, L: gl.constexpr, VALUES: gl.constexpr):
-    """The rows of all chunks times ``factor``."""
+    """The chunks (ROWS, WIDTH) of ``acc`` times ``factor`` (ROWS,)."""
     factor = gl.convert_layout(factor, gl.SliceLayout(1, L))[:, None]
     found = ()
     for c in gl.static_range(VALUES):
@@ -104,7 +104,7 @@ def scaled(acc, factor, L: gl.constexpr, VALUES: gl.constexpr):
 
 @gluon.jit
 def zeros(L: gl.constexpr, WIDTH: gl.constexpr, VALUES: gl.constexpr):
-    """An accumulator of each chunk."""
+    """An accumulator (ROWS, WIDTH) for each of VALUES chunks."""
     found = ()
     for _ in gl.static_range(VALUES):
         found = found + (gl.zeros((ROWS, WIDTH), gl.float32, L),)

@@ -41,17 +41,22 @@ NARROW_TILES = ((128, 32), (256, 32))
 FEW_TILES = ((128, 32),)
 #: (boxes of 64 pixels, features) of tiles whose taps of a column share the rows that they read, if there are so few
 #: features: of more, each tap reads its own box in as little time (H200). Rows that the taps may reach beyond a box:
-#: there must be a tensor map of them. Slots of the ring at least: with two, steps took 1.6 times as long (H200).
+#: there must be a tensor map of them. Slots of the ring at least: with two, steps wait for what they read (H200).
 ROW_TILES, ROW_FEATURES = ((4, 64), (4, 32), (2, 64), (2, 32)), 64
 REACHES, LEAST_STAGES = (1, 2, 4, 8), 3
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Images, rows and columns of a box of pixels; boxes, or blocks of filters, and features of a tile.
+    """A tile of the result, or of the gradient of the weight.
 
-    ``width``: channels of a block, of 2 bytes. ``taps``: those of a column of the filter that share what they read,
-    ``reach`` rows more than a box has.
+    Attributes:
+        box: images, rows and columns of a box of pixels.
+        rows: boxes that a step reads; of the gradient of the weight, blocks of filters.
+        features: those of the tile; of the gradient of the weight, channels under taps.
+        width: channels of a block, of 2 bytes.
+        taps: how many taps of a column of the filter share the rows that they read.
+        reach: rows that these taps read beyond those of a box.
     """
 
     box: tuple[int, int, int]

@@ -34,8 +34,7 @@ from triplan.backends.triton.sampling.shared_kernels import (
 UNIT = tl.constexpr(16)
 #: Values of a bucket that are tried one after the other. Untuned.
 TRIES = tl.constexpr(32)
-#: Pieces of each list that the last launch loads with all else that it needs: of 64 drawn rows of 128,256 tokens, all
-#: of every list.
+#: Pieces of each list that the last launch loads with all else that it needs: most lists of drawn rows have no more.
 LISTS = tl.constexpr(4)
 
 

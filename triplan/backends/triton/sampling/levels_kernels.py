@@ -24,7 +24,7 @@ OF_ROW_BITS = tl.constexpr(4)
 #: Numbers of a row that ``store_bracket`` writes.
 OF_BRACKET = tl.constexpr(8)
 #: About how far the threshold is from where the mass is if it is spread evenly between two levels, in parts of what is
-#: between these: in drawn rows, it is further in one of twenty.
+#: between these. In few drawn rows it is further; then its bucket has more logits.
 ERROR = tl.constexpr(0.1)
 #: Buckets of a row, into which the logits between two levels are sorted: half of them are about where the threshold
 #: probably is, a quarter on each side. Untuned.

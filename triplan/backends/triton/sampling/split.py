@@ -29,8 +29,8 @@ CHUNK = 4096
 SPAN, SPANS = 4, 3
 #: Tokens that the 4 warps of a program take at a time, one a thread, so that they store some without an exchange. Tiles
 #: of masses in one block of code, at most 16: more share the coefficients of the exponential. And tiles that are loaded
-#: ahead of estimates: with 16, 126 registers leave room for 4 programs on a multiprocessor, all of which take equally
-#: long; with 5 on some, those took a third longer (seen on an H200). Untuned.
+#: ahead of estimates: with 16, registers leave room for 4 programs on every multiprocessor; with 5 on some, the launch
+#: lasts as long as those (seen on an H200). Untuned.
 TILE, UNROLL, AHEAD = 128, 16, 16
 #: Tokens of a row in the sample that levels come from, and neighbours among them: a sector of f32. Untuned.
 SAMPLE, RUN = 2048, 8
