@@ -11,6 +11,7 @@ from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.offsets import ceil_power, divisor, values
 from triplan.backends.triton.common.strides import axis_strides, count
+from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.conv import shared_kernels as kernels
 from triplan.descriptors import (
     Conv2dBackwardInputDescriptor,
@@ -19,7 +20,7 @@ from triplan.descriptors import (
     Operand,
 )
 from triplan.descriptors.conv import Conv2dProblem
-from triplan.sku import SUPPORTED, MathPrecision, PrecisionGuarantee, Support, Target
+from triplan.sku import MathPrecision, PrecisionGuarantee, Support, Target
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
 #: Rows, columns and positions are counted in 32 bits, and a sum of a few of them must fit.
@@ -52,9 +53,7 @@ def counted(desc: Conv2dProblem, programs: int) -> Support:
     reach = (*desc.padding, *(d * k for d, k in zip(desc.dilation, desc.kernel, strict=True)), *desc.stride)
     if max(*sizes, desc.height * desc.stride[0], desc.width * desc.stride[1], *reach) >= MOST:
         return Support.no(f"{max(*sizes, *reach)} pixels, weights or taps; it counts fewer than {MOST}")
-    if programs >= 2**31:
-        return Support.no(f"{programs} programs; a grid holds fewer than 2**31")
-    return SUPPORTED
+    return fits_grid(programs)
 
 
 def guaranteed(
