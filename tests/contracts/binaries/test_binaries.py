@@ -63,7 +63,8 @@ def test_what_knows_no_order_is_not(instruction: str) -> None:
 )
 @pytest.mark.parametrize(("op", "entry", "arch"), entries())
 def test_binaries(op: str, entry: str, arch: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No register spills, no float atomics where determinism is claimed, vectors, tensor cores, parameters."""
+    """No register spills, no more registers than a block has, no float atomics where determinism is claimed, vectors,
+    tensor cores, parameters."""
     assert any((op, entry) in b.entries for b in binaries(family_of(op), arch)), "no problem of tests/matrix is its"
     monkeypatch.setattr(launcher, "_STATIC", lambda *args: None)
     for binary in chosen(op, entry, arch, pytestconfig.getoption("matrix")):

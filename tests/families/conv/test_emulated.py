@@ -193,18 +193,22 @@ def test_tiles_change_no_bits(op: str, name: str, monkeypatch: pytest.MonkeyPatc
     """Whether taps share rows, and the boxes and features of a tile."""
     desc, results = problem(op, *CASES[name]), []
     args = testing.args_for(desc, "cuda").args
-    output = next(o.name for o in desc.operands() if o.is_written)
-    for tiles in ((), ((4, 64),), ((4, 32),), ((2, 64),)):
+    output = getattr(args, next(o.name for o in desc.operands() if o.is_written))
+    monkeypatch.setattr(wgmma_tiles, "ROW_FEATURES", math.inf)
+    monkeypatch.setattr(wgmma_tiles, "LEAST_STAGES", 2)  # those of large boxes
+    try:
+        for tiles in ((), ((4, 64),), ((4, 32),), ((2, 64),)):
+            forget_facts()
+            monkeypatch.setattr(wgmma_tiles, "ROW_TILES", tiles)
+            for constant in ("TILES", "NARROW_TILES", "FEW_TILES") if tiles else ():
+                monkeypatch.setattr(wgmma_tiles, constant, ())
+            plan: tp.Plan[Any, Any] = tp.plan(desc, target=tp.Target.current(), kernel="wgmma")
+            output.fill_(math.nan)
+            plan.run(args, tp.Workspace.allocate(plan, "cuda"))
+            results.append(output.clone())
+    finally:
         forget_facts()
-        monkeypatch.setattr(wgmma_tiles, "ROW_TILES", tiles)
-        for constant in ("TILES", "NARROW_TILES", "FEW_TILES") if tiles else ():
-            monkeypatch.setattr(wgmma_tiles, constant, ())
-        monkeypatch.setattr(wgmma_tiles, "ROW_FEATURES", math.inf)
-        monkeypatch.setattr(wgmma_tiles, "LEAST_STAGES", 2)  # those of large boxes
-        plan: tp.Plan[Any, Any] = tp.plan(desc, target=tp.Target.current(), kernel="wgmma")
-        plan.run(args, tp.Workspace.allocate(plan, "cuda"))
-        results.append(getattr(args, output).clone())
-    forget_facts()
+    assert not results[0].isnan().any()
     assert all(torch.equal(found, results[0]) for found in results[1:])
 
 
