@@ -24,13 +24,13 @@ from triplan.descriptors.fields import NO_BAD_INDEX
 from triplan.descriptors.rotary import AnyRotaryDescriptor
 from triplan.sku import Duplicates, ElementKind, PrecisionGuarantee, Support, Target
 
-#: Heads of a tile. (A program has WARPS warps, unless heads are long.) On an H200, programs of one such tile moved 3.95
-#: to 4.0 TB/s of (4, 4096, 32, 128) bf16 with tables (torch.compile 4.09, a copy 4.15): as fast as one warp with 8
-#: heads of one token, and faster than tiles whose warps share tokens.
-HEADS = 2
+#: Heads of a tile, at most. (A program has WARPS warps, unless heads are long.) On an H200, of programs with tables,
+#: those of one such tile were the fastest, almost as fast as a copy; of 1 or 2 heads, or of several tiles, slower. Half
+#: of f64, which take twice the registers.
+HEADS = 4
 WARPS = 4
 #: Tiles of a program that computes angles. With one tile of 8 heads, angles took as long as everything else. Untuned.
-ANGLE_TILES = 4
+ANGLE_TILES = 2
 #: Warps per multiprocessor that saturate memory. Untuned.
 ENOUGH_WARPS = 32
 #: The longest head, in elements: a program holds whole heads.
@@ -137,7 +137,10 @@ def _tile(desc: AnyRotaryDescriptor) -> Tile:
     unit = all(o.layout.packed or o.layout.unit_axis == 3 for o in desc.operands() if o.name in TENSORS)
     threads = max(pairs * desc.element.itemsize // 16 if unit else pairs, 1)
     warps = min(max(threads // 32, WARPS), 16)
-    return Tile(max(32 * warps // threads, 1), HEADS, warps)
+    heads = HEADS // 2 if desc.element is ElementKind.F64 else HEADS
+    if not desc.normed:  # (a norm's bits depend on the tile, and may not on the number of heads)
+        heads = min(heads, ceil_power(max(desc.q_shape[2], desc.k_heads or 0, 1)))
+    return Tile(max(32 * warps // threads, 1), heads, warps)
 
 
 def _blocks(desc: AnyRotaryDescriptor, tile: Tile) -> int:
@@ -237,10 +240,11 @@ def tiles(desc: AnyRotaryDescriptor, target: Target, owners: Arg = None) -> list
     return [*before, Launch(kernels.rotary_kernel, blocks * groups, args, constants, num_warps=tile.warps)]
 
 
-for _op in ("rotary", "normed_rotary", "cached_rotary"):
+for _op, _version in (("rotary", 1), ("normed_rotary", 2), ("cached_rotary", 2)):
     kernel(
         op=_op,
         name="tiles",
+        version=_version,
         elements=("f16", "bf16", "f32", "f64"),
         index_elements=("i32", "i64"),
         guarantee=guarantee,

@@ -105,12 +105,13 @@ def rotary_kernel(
                     report(status, bad, token + tokens)  # behind the tokens of bad slots
                 else:
                     report(status, bad, token)
-        known = inside[:, None] & used[None, :]
-        c = tl.load(cos[0] + _offset(cos[1], b, row, pair), mask=known, other=0).to(COMPUTE)
-        d = tl.load(sin[0] + _offset(sin[1], b, row, pair), mask=known, other=0).to(COMPUTE)
+        # (With all axes of heads, Triton loads them to the threads that rotate by them, not through shared memory.)
+        known = (inside[:, None] & used[None, :])[None]
+        c = tl.load(cos[0] + _offset(cos[1], b, row, pair)[None], mask=known, other=0).to(COMPUTE)
+        d = tl.load(sin[0] + _offset(sin[1], b, row, pair)[None], mask=known, other=0).to(COMPUTE)
     else:
         frequency = tl.load(inv_freq[0] + axis_offset(pair, inv_freq[1][0]), mask=used, other=0)
-        angle = position.to(COMPUTE)[:, None] * frequency[None, :]
+        angle = (position.to(COMPUTE)[:, None] * frequency[None, :])[None]
         c = tl.cos(angle) * scale
         d = tl.sin(angle) * scale
     d *= sign
@@ -224,15 +225,13 @@ def _rotate_tile(
     NORM: tl.constexpr,
     CACHE: tl.constexpr,
 ):
-    """Rotate HEADS heads of the tokens (``b``, ``s``) [TOKENS] by cos ``c`` and sin ``d`` [TOKENS, BLOCK].
+    """Rotate HEADS heads of the tokens (``b``, ``s``) [TOKENS] by cos ``c`` and sin ``d`` [1, TOKENS, BLOCK].
 
     ``at``: where they are written along the first two axes of the result, and whether they are.
 
     Each result is a rounded product and an explicit FMA, so that ptxas has no choice of which product to contract.
     """
     count, x, out, weight, rstd = heads
-    c = c[None, :, :]
-    d = d[None, :, :]
     pair = tl.arange(0, BLOCK)[None, None, :]
     both = tl.arange(0, 2 * BLOCK)[None, None, :]
     other = tl.arange(0, REST if REST else 1)[None, None, :]
