@@ -96,7 +96,7 @@ class LinearCrossEntropyLoss(nn.Module):
         columns = math.prod(self.out_features, start=num_classes)
         self.linear = nn.Linear(in_features, columns, bias=bias, device=device, dtype=dtype)
         self.reduction, self.ignore_index, self.label_smoothing = reduction, ignore_index, label_smoothing
-        self.softcap = softcap
+        self.softcap, self.options = softcap, options
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         shape, linear = (self.num_classes, *self.out_features), self.linear
@@ -113,6 +113,7 @@ class LinearCrossEntropyLoss(nn.Module):
             reduction=self.reduction,
             ignore_index=self.ignore_index,
             label_smoothing=self.label_smoothing,
+            options=self.options,
             softcap=self.softcap,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -138,21 +139,30 @@ def test_chunks_are_of_one_size(rows: int, chunks: int, constant: SetConstant) -
     """Of whole tiles, as many as CHUNK_BYTES goes into all logits, rounded: at most a half more than it each."""
     classes = 50
     constant(MODULE, "CHUNK_BYTES", 427 * classes * 4)
-    found = MODULE._Chunks(torch.zeros(rows, 8), torch.zeros(classes, 8), None, 0.0, 0)
+    found = MODULE._Chunks(torch.zeros(rows, 8), torch.zeros(classes, 8), None, 0.0, 0, False)
     assert len(found.starts) == chunks
     assert found.rows == rows or found.rows % MODULE.CHUNK_ROWS == 0
     assert found.rows * classes * 4 <= 1.5 * MODULE.CHUNK_BYTES + MODULE.CHUNK_ROWS * classes * 4
 
 
 class Largest(TorchDispatchMode):
-    """Elements of the largest tensor that any op makes."""
+    """Elements of the largest tensor that any op makes, and every dtype and size that one makes."""
 
     elements = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: set[tuple[int, torch.dtype]] = set()
+
+    def of(self, elements: int, dtype: torch.dtype) -> bool:
+        """Whether any op made such a tensor."""
+        return (elements, dtype) in self.made
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
         made = [t.untyped_storage().nbytes() // t.element_size() for t in tree_leaves(found) if isinstance(t, Tensor)]
         self.elements = max([self.elements, *made])
+        self.made |= {(t.numel(), t.dtype) for t in tree_leaves(found) if isinstance(t, Tensor)}
         return found
 
 
@@ -163,12 +173,64 @@ def test_no_tensor_is_as_large_as_all_logits(reduction: str, constant: SetConsta
     x, w, t = torch.randn(rows, 8), torch.randn(classes, 8), torch.arange(rows) % classes
     how = (reduction, -100, 0.0, False)
     with Largest() as made:
-        lse = MODULE._kernel(x, w, None, t, None, 0.0, 3, False, *how)[1]
+        lse = MODULE._kernel(x, w, None, t, None, 0.0, 3, False, False, False, *how)[1]
     assert 128 * classes <= made.elements <= 1.1 * 128 * classes
     if reduction == "none":
         with Largest() as made:
-            MODULE._backward_kernel(torch.ones(rows), x, w, None, t, None, lse, 0.0, 3, *how)
+            MODULE._backward_kernel(torch.ones(rows), x, w, None, t, None, lse, 0.0, 3, False, *how)
         assert made.elements <= 1.1 * 128 * classes
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of torch's LinearCrossEntropyOptions, which torch has since 2.12, those that count."""
+
+    acc_policy: str = "auto"
+    allow_retain_graph: bool = False
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("policy", ["auto", "compact"])
+def test_a_gradient_of_the_weight_that_is_summed_in_its_dtype(
+    policy: str, reduction: str, device: str, constant: SetConstant
+) -> None:
+    """It is rounded for each chunk, and never exists in f32."""
+    constant(MODULE, "CHUNK_BYTES", 1)
+    given, t = leaves(torch.bfloat16, device, True)
+    theirs = [g.detach().double().requires_grad_() for g in given]
+    ref = wanted(*theirs[:2], t, theirs[2], reduction=reduction)
+    expected = torch.autograd.grad(ref.sum(), theirs)
+
+    def gradients(options: object) -> tuple[Tensor, ...]:
+        got = F.linear_cross_entropy(*given[:2], t, linear_bias=given[2], reduction=reduction, options=options)
+        return torch.autograd.grad(got.sum(), given)
+
+    with Largest() as made:
+        found = [gradients(Options(policy))]
+    assert not made.of(CLASSES * FEATURES, torch.float32)
+    found += [gradients(Options(policy)) for _ in range(3)]  # the last one is a replay
+    for got in found:
+        assert all(map(torch.equal, got, found[0]))
+        for a, b in zip(got, expected, strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=0.03, atol=0.03 * float(b.abs().max()))
+    with Largest() as made:
+        accurate = gradients(Options("accurate"))
+    assert made.of(CLASSES * FEATURES, torch.float32)
+    assert not torch.equal(accurate[1], found[0][1])  # the roundings show
+
+
+def test_a_gradient_that_is_written_over_is_given_once(device: str, constant: SetConstant) -> None:
+    constant(MODULE, "CHUNK_BYTES", 1)
+    given, t = leaves(torch.bfloat16, device, True)
+    for _ in range(3):
+        loss = F.linear_cross_entropy(*given[:2], t, linear_bias=given[2], options=Options())
+        torch.autograd.grad(loss, given, retain_graph=True)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(loss, given)
+    for _ in range(3):
+        loss = F.linear_cross_entropy(*given[:2], t, linear_bias=given[2], options=Options("compact", True))
+        once, again = (torch.autograd.grad(loss, given, retain_graph=True) for _ in range(2))
+        assert all(map(torch.equal, once, again))
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
@@ -179,7 +241,7 @@ def test_opcheck(requires_grad: bool, device: str) -> None:
     for reduction in ("mean", "none"):
         torch.library.opcheck(
             ops.linear_cross_entropy.default,
-            (*tensors, t, None, 2.0, 7 * requires_grad, False, reduction, -100, 0.1, False),
+            (*tensors, t, None, 2.0, 7 * requires_grad, False, False, False, reduction, -100, 0.1, False),
             test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
         )
 
@@ -216,6 +278,11 @@ def test_module(device: str) -> None:
     loss = module(x, t)
     torch.testing.assert_close(loss, ref)
     assert not loss._is_view()
+    compact = nn.LinearCrossEntropyLoss(FEATURES, CLASSES, options=Options(), device=device, dtype=torch.bfloat16)
+    loss = compact(x.bfloat16(), t)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 @pytest.mark.usefixtures("fresh_compiler")

@@ -5,8 +5,9 @@ multiplied further, before the next chunk's logits take their place. So the forw
 gradients, of the sum of the losses; the backward only scales them. With reduction ``"none"`` each row has a factor of
 its own: the backward computes the logits again.
 
-The gradient of the weight is accumulated over chunks in the compute element, by products that are added to it (beta =
-1). Second derivatives are in plain torch, with all logits.
+The gradient of the weight is accumulated over chunks, by products that are added to it (beta = 1): in the compute
+element, or where memory matters more (torch's ``acc_policy="compact"``) in its own. Second derivatives are in plain
+torch, with all logits.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ def linear_cross_entropy(
 ) -> Tensor:
     """``cross_entropy(linear(input, linear_weight, linear_bias), target)`` (torch.nn.functional.linear_cross_entropy),
     without the logits of all rows: at most 1.5 times ``CHUNK_BYTES`` (512 MiB) of logits exist at a time, or 128
-    rows more than that. The gradient of the weight takes as much memory as the weight in f32, until the backward.
+    rows more than that. The gradient of the weight takes as much memory as the weight in f32, until the backward;
+    with ``options`` as little as it can.
 
     ``input``: f16, bf16, f32 or f64 of shape (N, features) or (features); ``linear_weight``: (C, features);
     ``linear_bias``: (C). All have one dtype, under autocast the autocast dtype; logits are rounded to it. (A weight of
@@ -77,7 +79,10 @@ def linear_cross_entropy(
     u8, i32 or i64 class indices of shape (N) or (). ``weight``, ``reduction`` (``"mean"``, ``"sum"`` or ``"none"``),
     ``ignore_index`` (by default -100) and ``label_smoothing`` as in ``cross_entropy``. ``softcap`` c > 0 replaces each
     logit z by ``c * tanh(z / c)``.
-    ``options`` is torch's choice of chunks, and changes nothing here.
+    ``options``: torch's ``LinearCrossEntropyOptions``, or anything hashable with its attributes. With its
+    ``acc_policy`` of ``"compact"`` or ``"auto"``, at most half as many logits exist, and the gradient of an f16 or bf16
+    weight is summed in its own dtype: it is rounded once for each chunk, and the backward writes over it. A second
+    backward then raises ``RuntimeError``, unless ``allow_retain_graph``. Its other attributes change nothing here.
 
     Class probabilities as ``target``, and weights of more than two axes, are computed in plain torch, with all logits.
 
@@ -133,7 +138,10 @@ def linear_cross_entropy(
     matrix = input if input.dim() == 2 else input.unsqueeze(0)
     bits = sum(1 << i for i, wants in enumerate(wanted) if wants)
     wide = widened("nll_loss", input.detach().new_empty(0))[0].dtype != input.dtype
-    out: Tensor = _op(matrix, linear_weight, linear_bias, rows, weight, softcap, bits, wide, *how)[0]
+    # (An f32 weight that autocast rounds has a gradient of f32, which is not summed in less.)
+    compact = getattr(options, "acc_policy", None) in ("compact", "auto") and linear_weight.dtype == input.dtype
+    once = compact and not getattr(options, "allow_retain_graph", False)
+    out: Tensor = _op(matrix, linear_weight, linear_bias, rows, weight, softcap, bits, wide, compact, once, *how)[0]
     # (fully_shard warns of modules that return a view.)
     return out.reshape(target.shape) if reduction == "none" else out
 
@@ -166,13 +174,17 @@ def _logits(x: Tensor, linear_weight: Tensor, bias: Tensor | None, softcap: floa
 class _Chunks:
     """The chunks of one call, and what their logits are multiplied into."""
 
-    def __init__(self, x: Tensor, linear: Tensor, bias: Tensor | None, softcap: float, copies: int) -> None:
-        """``copies``: further buffers of the logits' shape."""
+    def __init__(
+        self, x: Tensor, linear: Tensor, bias: Tensor | None, softcap: float, copies: int, compact: bool
+    ) -> None:
+        """``copies``: further buffers of the logits' shape. ``compact``: half as many bytes of logits, and the
+        weight's gradient in the element."""
         self.x, self.linear, self.bias, self.softcap = x, linear.to(x.dtype), bias, softcap
+        self.dlinear_dtype = x.dtype if compact else compute_dtype(x)
         n, classes = x.size(0), linear.size(0)
         each = max(classes, 1) * x.element_size() * (1 + (softcap > 0) + copies)
         # Chunks of one size: a last one of few rows would take almost as long as the others.
-        chunks = max(round(n * each / CHUNK_BYTES), 1)
+        chunks = max(round(n * each * (1 + compact) / CHUNK_BYTES), 1)
         self.rows = min(n, -(-n // (chunks * CHUNK_ROWS)) * CHUNK_ROWS)
         self.starts = range(0, n, max(self.rows, 1))
         self.z = x.new_empty(self.rows, classes)
@@ -184,7 +196,7 @@ class _Chunks:
         compute, (n, features), classes = compute_dtype(self.x), self.x.shape, self.linear.size(0)
         self.grads = (
             self.x.new_empty(n, features) if which & 1 else None,
-            self.x.new_empty(classes, features, dtype=compute) if which & 2 else None,
+            self.x.new_empty(classes, features, dtype=self.dlinear_dtype) if which & 2 else None,
             self.x.new_zeros(classes, dtype=compute) if which & 4 else None,
         )
         if n == 0 and self.grads[1] is not None:
@@ -230,11 +242,14 @@ def _fake(
     softcap: float,
     wants: int,
     wide: bool,
+    compact: bool,
+    once: bool,
     *how: Any,
 ) -> tuple[Tensor, ...]:
     """(loss, lse, divisor, gradients of the sum of losses); where nothing is wanted, empty.
 
-    ``wide``: whether the loss is in the compute dtype, not in x's.
+    ``wide``: whether the loss is in the compute dtype, not in x's. ``compact``: whether the weight's gradient is in
+    x's. ``once``: whether the backward may write over the gradients.
     """
     compute, reduced = compute_dtype(x), How(*how).reduction != "none"
     wants = wants if reduced else 0
@@ -243,7 +258,7 @@ def _fake(
         x.new_empty(target.shape, dtype=compute),
         x.new_empty((), dtype=compute),
         x.new_empty(x.shape if wants & 1 else (0,)),
-        x.new_empty(linear.shape if wants & 2 else (0,), dtype=compute),
+        x.new_empty(linear.shape if wants & 2 else (0,), dtype=x.dtype if compact else compute),
         x.new_empty(linear.shape[:1] if wants & 4 else (0,), dtype=compute),
     )
 
@@ -257,6 +272,8 @@ def _kernel(
     softcap: float,
     wants: int,
     wide: bool,
+    compact: bool,
+    once: bool,
     *options: Any,
 ) -> tuple[Tensor, ...]:
     for t in (x, linear, bias, target, weight):
@@ -268,7 +285,7 @@ def _kernel(
         raise_if_any("linear_cross_entropy", target, outside, classes)
     reduced = how.reduction != "none"
     gradient = reduced and wants != 0
-    chunks = _Chunks(x, linear, bias, softcap, 0)
+    chunks = _Chunks(x, linear, bias, softcap, 0, compact)
     if gradient:
         chunks.wants(wants)
     losses, lse = (x.new_empty(target.shape, dtype=compute) for _ in range(2))
@@ -281,7 +298,7 @@ def _kernel(
         run_loss(CrossEntropyPlan, each, operands, gradient=gradient, in_place=gradient)
         if gradient:
             chunks.accumulate(start, y)
-    grads = (x.new_empty(0), *(x.new_empty(0, dtype=compute) for _ in range(2)))
+    grads = (x.new_empty(0), x.new_empty(0, dtype=chunks.dlinear_dtype), x.new_empty(0, dtype=compute))
     found = tuple(e if g is None else g for e, g in zip(grads, chunks.grads, strict=True))
     dtype = compute if wide else x.dtype
     if not reduced:
@@ -309,14 +326,14 @@ def _mean(
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    x, linear, bias, target, weight, ctx.softcap, _, _, *ctx.how = inputs
+    x, linear, bias, target, weight, ctx.softcap, _, _, ctx.compact, ctx.once, *ctx.how = inputs
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(x, linear, bias, target, weight, *output[1:])
 
 
 def _grad(ctx: Any, dloss: Tensor | None, *_: Any) -> Any:
-    nothing = (None,) * (5 + len(ctx.how))
+    nothing = (None,) * (7 + len(ctx.how))
     if dloss is None:
         return None, None, None, *nothing
     x, linear, bias, target, weight, lse, divisor, *grads = ctx.saved_tensors
@@ -327,18 +344,24 @@ def _grad(ctx: Any, dloss: Tensor | None, *_: Any) -> Any:
         return *_plain(dloss, x, linear, bias, target, weight, ctx.softcap, how), *nothing
     if not reduced:
         bits = sum(1 << i for i, wants in enumerate(wanted) if wants)
-        grads = list(_backward(dloss, x, linear, bias, target, weight, lse, ctx.softcap, bits, *how))
+        grads = list(_backward(dloss, x, linear, bias, target, weight, lse, ctx.softcap, bits, ctx.compact, *how))
         dloss = torch.ones_like(divisor)
     dtypes = (x.dtype, linear.dtype, x.dtype)
-    found = [_scaled(g, dt, dloss, divisor) if w else None for g, dt, w in zip(grads, dtypes, wanted, strict=True)]
+    found = [
+        _scaled(g, dt, dloss, divisor, ctx.once) if w else None for g, dt, w in zip(grads, dtypes, wanted, strict=True)
+    ]
     return *found, *nothing
 
 
-def _scaled(g: Tensor, dtype: torch.dtype, dloss: Tensor, divisor: Tensor) -> Tensor:
-    """``g * dloss / divisor``, or 0 for a divisor of 0; rounded to ``dtype`` once if the call is eager."""
+def _scaled(g: Tensor, dtype: torch.dtype, dloss: Tensor, divisor: Tensor, once: bool) -> Tensor:
+    """``g * dloss / divisor``, or 0 for a divisor of 0; rounded to ``dtype`` once if the call is eager. With ``once``
+    over ``g``, if it has that dtype: autograd then refuses to give it a second time."""
     if not is_plain(g, dloss):
         return (g * torch.where(divisor > 0, dloss.to(divisor.dtype) / divisor, 0)).to(dtype)
-    out = torch.empty_like(g, dtype=dtype)
+    over = once and g.dtype == dtype
+    if over:
+        torch.autograd.graph.increment_version(g)
+    out = g if over else torch.empty_like(g, dtype=dtype)
     # The layout of a tensor without axes cannot say that it is aligned less.
     operands = {"g": g, "dloss": dloss.reshape(1), "divisor": divisor, "out": out}
     run_expression(operands, "out", _SCALED)
@@ -369,12 +392,12 @@ def _plain(
 
 
 def _backward_fake(dloss: Tensor, x: Tensor, linear: Tensor, *others: Any) -> tuple[Tensor, ...]:
-    wants = others[5]
+    wants, compact = others[5:7]
     compute = compute_dtype(x)
-    shapes = (x.shape, linear.shape, linear.shape[:1])
+    shapes, dtypes = (x.shape, linear.shape, linear.shape[:1]), (x.dtype, x.dtype if compact else compute, compute)
     return tuple(
-        x.new_empty(shape if wants & 1 << i else (0,), dtype=compute if i else x.dtype)
-        for i, shape in enumerate(shapes)
+        x.new_empty(shape if wants & 1 << i else (0,), dtype=dtype)
+        for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))
     )
 
 
@@ -388,11 +411,12 @@ def _backward_kernel(
     lse: Tensor,
     softcap: float,
     wants: int,
+    compact: bool,
     *options: Any,
 ) -> tuple[Tensor, ...]:
     """The gradients where each row has its own ``dloss``: the logits are computed again."""
     how, dloss = How(*options), dloss.to(compute_dtype(x)).contiguous()
-    chunks = _Chunks(x, linear, bias, softcap, 1)
+    chunks = _Chunks(x, linear, bias, softcap, 1, compact)
     chunks.wants(wants)
     d = torch.empty_like(chunks.z)
     for start in chunks.starts:
@@ -401,7 +425,7 @@ def _backward_kernel(
         operands = {"dloss": dloss[part], "x": y, "target": target[part], "lse": lse[part], "dx": dy, "weight": weight}
         run_loss(CrossEntropyBackwardPlan, how, operands)
         chunks.accumulate(start, dy)
-    empty = _backward_fake(dloss, x, linear, bias, target, weight, lse, softcap, 0)
+    empty = _backward_fake(dloss, x, linear, bias, target, weight, lse, softcap, 0, compact)
     return tuple(e if g is None else g for e, g in zip(empty, chunks.grads, strict=True))
 
 
@@ -414,21 +438,22 @@ def _gradient_axes(wants: int) -> str:
 
 
 def _axes(*args: Any) -> str | None:
-    wants, reduction = args[6], args[8]
+    wants, reduction = args[6], args[10]
     loss = {"none": "n", "sum": "+n"}.get(reduction)
     grads = _gradient_axes(wants if reduction == "sum" else 0)
     return None if loss is None else f"n., .., ., n, . -> {loss}, n, , {grads}"
 
 
 def _backward_axes(*args: Any) -> str | None:
-    wants, reduction = args[8], args[9]
+    wants, reduction = args[8], args[10]
     return f"n, n., .., ., n, ., n -> {_gradient_axes(wants)}" if reduction == "none" else None
 
 
 _TENSORS = "Tensor x, Tensor linear, Tensor? bias, Tensor target, Tensor? weight"
 _op = Recorded(
     "linear_cross_entropy",
-    f"({_TENSORS}, float softcap, int wants, bool wide, {HOW}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"({_TENSORS}, float softcap, int wants, bool wide, bool compact, bool once, {HOW})"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _kernel,
     _fake,
     axes=_axes,
@@ -437,7 +462,8 @@ _op = Recorded(
 )
 _backward = Recorded(
     "linear_cross_entropy_backward",
-    f"(Tensor dloss, {_TENSORS}, Tensor lse, float softcap, int wants, {HOW}) -> (Tensor, Tensor, Tensor)",
+    f"(Tensor dloss, {_TENSORS}, Tensor lse, float softcap, int wants, bool compact, {HOW})"
+    " -> (Tensor, Tensor, Tensor)",
     _backward_kernel,
     _backward_fake,
     axes=_backward_axes,
