@@ -56,18 +56,23 @@ def place(base, strides, row, channel, pixel, inner):
 
 
 @jit
+def is_along(strides, inner):
+    """Whether consecutive threads need not be told to access columns: the compiler knows that these are contiguous, or
+    rows are pixels, which are likely nearer to each other than channels."""
+    return strides[1] is None or strides[2] is None or inner is not None
+
+
+@jit
 def read(base, strides, row, channel, pixel, inner, mask):
     """The elements of each row and column, 0 without ``mask``."""
-    return load_tile(
-        place(base, strides, row, channel, pixel, inner), mask, 0.0, strides[1] is None or strides[2] is None
-    )
+    return load_tile(place(base, strides, row, channel, pixel, inner), mask, 0.0, is_along(strides, inner))
 
 
 @jit
 def write(base, strides, row, channel, pixel, inner, v, mask):
     """Store ``v`` as the elements of each row and column."""
     v = v.to(base.dtype.element_ty)
-    store_tile(place(base, strides, row, channel, pixel, inner), v, mask, strides[1] is None or strides[2] is None)
+    store_tile(place(base, strides, row, channel, pixel, inner), v, mask, is_along(strides, inner))
 
 
 @jit

@@ -24,6 +24,7 @@ from triplan.backends.triton.batch_norm.channels import (
 from triplan.backends.triton.batch_norm.channels_kernels import batch_norm_fold_kernel, batch_norm_sums_kernel
 from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.offsets import TL, ceil_power, divisor, layout
+from triplan.backends.triton.common.rows import FEW_WARPS_FROM, UNALIGNED_BYTES
 from triplan.backends.triton.common.tiles import Tile, fits_grid
 from triplan.descriptors import GroupNormBackwardDescriptor, GroupNormDescriptor
 from triplan.descriptors.batch_norm import GroupNormProblem
@@ -35,10 +36,21 @@ PROGRAM_BYTES_PER_US = 1.5e4
 
 
 def tile(desc: GroupNormProblem) -> Tile:
-    """What a program holds at a time; of the elements of a group alone, so that the batch decides no bits."""
+    """What a program holds at a time; of the elements of a group alone, so that the batch decides no bits.
+
+    Where whole groups begin between two vectors, few warps share one (see ``Rows.whole_tile``)."""
     size = TILE_BYTES // desc.element.itemsize
     block = min(ceil_power(max(desc.count, 1)), size)
+    vectors = power_of_two_in(desc.count) * desc.element.itemsize >= 16
+    if one(desc) and block >= FEW_WARPS_FROM and not vectors:
+        each = 32 * UNALIGNED_BYTES // desc.element.compute.itemsize
+        return Tile(max(each // block, 1), block, max(block // each, 1))
     return Tile(size // block, block, WARPS)
+
+
+def one(desc: GroupNormProblem) -> bool:
+    """Whether a group is one block, which is read once."""
+    return desc.count * desc.element.itemsize <= TILE_BYTES
 
 
 def rows(desc: GroupNormProblem) -> int:
@@ -90,7 +102,8 @@ def numerics(desc: GroupNormProblem) -> str | None:
     if sums(desc):
         return None
     promised = ",".join(str(min(o.alignment, 16)) for o in desc.operands())
-    found = f"{desc.op}.groups.v1.{desc.element}.{desc.parameter_element or desc.element}.{desc.weight}.{desc.bias}"
+    parameters = f"{desc.parameter_element or desc.element}.{desc.weight}.{desc.bias}"
+    found = f"{desc.op}.groups.v{2 if one(desc) else 1}.{desc.element}.{parameters}"
     found += f".{tile(desc).text}.{promised}.{min(power_of_two_in(desc.count), 16)}"
     return f"{found}.{desc.eps!r}" if isinstance(desc, GroupNormDescriptor) else found
 
@@ -115,7 +128,7 @@ def build(desc: GroupNormProblem, target: Target) -> list[Launch]:
     launches, given = prepared(desc)
     which = kernels.group_norm_kernel if isinstance(desc, GroupNormDescriptor) else kernels.group_norm_gradient_kernel
     programs = -(-rows(desc) // found.rows)
-    constants = {"COMPUTE": TL[compute], "ROWS": found.rows, "BLOCK": found.block}
+    constants = {"COMPUTE": TL[compute], "ROWS": found.rows, "BLOCK": found.block, "ONE": one(desc)}
     return [*launches, launch(which, programs, given, found.warps, **constants)]
 
 

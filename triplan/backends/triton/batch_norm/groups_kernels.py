@@ -49,39 +49,51 @@ def group_norm_kernel(
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    ONE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """out = (x - mean) * rstd * weight + bias, of ROWS rows; mean and rstd are written.
 
-    Each place of a tile has a mean and squared deviations of its own, merged at the end of the first walk.
+    Each place of a tile has a mean and squared deviations of its own, merged at the end of the first walk. With ONE a
+    row is one block, which stays in registers.
     """
     begin(OVERLAPS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     inside = row < rows
     start = row.to(tl.int64) * n
     place = tl.arange(0, BLOCK)[None, :]
-    a = tl.zeros((ROWS, BLOCK), COMPUTE)
-    b = tl.zeros((ROWS, BLOCK), COMPUTE)
-    whole = n // BLOCK
-    for step in range(whole):
-        v = tl.load(x + start + (step * BLOCK + place), mask=inside, other=0.0).to(COMPUTE)
-        a, b = step_of(a, b, v, 1.0 / tl.full((), step + 1, COMPUTE))
-    live = place < n - whole * BLOCK
-    if whole * BLOCK < n:
-        v = tl.load(x + start + (whole * BLOCK + place), mask=inside & live, other=0.0).to(COMPUTE)
-        c, d = step_of(a, b, v, 1.0 / tl.full((), whole + 1, COMPUTE))
-        a, b = tl.where(live, c, a), tl.where(live, d, b)
-    count = (whole + live.to(tl.int32)).to(COMPUTE)
     total = tl.full((), n, COMPUTE)
-    m = tl.sum(a * (count / total), 1, keep_dims=True)
-    apart = a - m
-    r = tl.rsqrt(tl.sum(b + count * apart * apart, 1, keep_dims=True) / total + eps)
+    if ONE:
+        live = inside & (place < n)
+        v = tl.load(x + start + place, mask=live, other=0.0).to(COMPUTE)
+        m = tl.sum(v, 1, keep_dims=True) / total
+        apart = tl.where(live, v - m, 0.0)
+        square = tl.sum(apart * apart, 1, keep_dims=True)
+    else:
+        a = tl.zeros((ROWS, BLOCK), COMPUTE)
+        b = tl.zeros((ROWS, BLOCK), COMPUTE)
+        whole = n // BLOCK
+        for step in range(whole):
+            v = tl.load(x + start + (step * BLOCK + place), mask=inside, other=0.0).to(COMPUTE)
+            a, b = step_of(a, b, v, 1.0 / tl.full((), step + 1, COMPUTE))
+        live = place < n - whole * BLOCK
+        if whole * BLOCK < n:
+            v = tl.load(x + start + (whole * BLOCK + place), mask=inside & live, other=0.0).to(COMPUTE)
+            c, d = step_of(a, b, v, 1.0 / tl.full((), whole + 1, COMPUTE))
+            a, b = tl.where(live, c, a), tl.where(live, d, b)
+        count = (whole + live.to(tl.int32)).to(COMPUTE)
+        m = tl.sum(a * (count / total), 1, keep_dims=True)
+        apart = a - m
+        square = tl.sum(b + count * apart * apart, 1, keep_dims=True)
+    r = tl.rsqrt(square / total + eps)
     tl.store(mean + row, m, mask=inside)
     tl.store(rstd + row, r, mask=inside)
-    for step in range(tl.cdiv(n, BLOCK)):
+    for step in range(1 if ONE else tl.cdiv(n, BLOCK)):
         col = step * BLOCK + place
         mask = inside & (col < n)
-        v = (tl.load(x + start + col, mask=mask, other=0.0).to(COMPUTE) - m) * r
+        if not ONE:
+            v = tl.load(x + start + col, mask=mask, other=0.0).to(COMPUTE)
+        v = (v - m) * r
         if weight is not None:
             v = v * of_elements(weight, row, col, mask, groups, per, pixels, COMPUTE)
         if bias is not None:
@@ -189,9 +201,10 @@ def group_norm_gradient_kernel(
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    ONE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """dx = (g - mean(g) - hat * mean(g * hat)) * rstd, g = dout * weight, of ROWS rows."""
+    """dx = (g - mean(g) - hat * mean(g * hat)) * rstd, g = dout * weight, of ROWS rows. ONE: see above."""
     begin(OVERLAPS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     inside = row < rows
@@ -199,19 +212,25 @@ def group_norm_gradient_kernel(
     place = tl.arange(0, BLOCK)[None, :]
     m = tl.load(mean + row, mask=inside, other=0.0)
     r = tl.load(rstd + row, mask=inside, other=0.0)
-    a = tl.zeros((ROWS, BLOCK), COMPUTE)
-    b = tl.zeros((ROWS, BLOCK), COMPUTE)
-    for step in range(tl.cdiv(n, BLOCK)):
-        col = step * BLOCK + place
-        mask = inside & (col < n)
-        g, hat = terms(dout, x, weight, m, r, row, start, col, mask, groups, per, pixels, COMPUTE)
-        a += g
-        b += g * hat
+    if ONE:
+        mask = inside & (place < n)
+        g, hat = terms(dout, x, weight, m, r, row, start, place, mask, groups, per, pixels, COMPUTE)
+        a, b = g, g * hat
+    else:
+        a = tl.zeros((ROWS, BLOCK), COMPUTE)
+        b = tl.zeros((ROWS, BLOCK), COMPUTE)
+        for step in range(tl.cdiv(n, BLOCK)):
+            col = step * BLOCK + place
+            mask = inside & (col < n)
+            g, hat = terms(dout, x, weight, m, r, row, start, col, mask, groups, per, pixels, COMPUTE)
+            a += g
+            b += g * hat
     total = tl.full((), n, COMPUTE)
     shift = tl.sum(a, 1, keep_dims=True) / total
     projection = tl.sum(b, 1, keep_dims=True) / total
-    for step in range(tl.cdiv(n, BLOCK)):
+    for step in range(1 if ONE else tl.cdiv(n, BLOCK)):
         col = step * BLOCK + place
         mask = inside & (col < n)
-        g, hat = terms(dout, x, weight, m, r, row, start, col, mask, groups, per, pixels, COMPUTE)
+        if not ONE:
+            g, hat = terms(dout, x, weight, m, r, row, start, col, mask, groups, per, pixels, COMPUTE)
         tl.store(dx + start + col, ((g - shift - hat * projection) * r).to(dx.dtype.element_ty), mask=mask)
