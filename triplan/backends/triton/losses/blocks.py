@@ -9,14 +9,17 @@ from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.losses import blocks_kernels as kernels
+from triplan.backends.triton.losses.elements import SMALL_BLOCK, SMALL_WARPS
 from triplan.backends.triton.losses.shared import LossEntry
 from triplan.descriptors import CrossEntropyBackwardDescriptor, NllLossBackwardDescriptor, Operand
 from triplan.sku import ElementKind, PrecisionGuarantee
 
 #: Elements of a row at most that a program holds whole, of several rows where they are shorter. Untuned.
 MOST = 4096
-#: Elements of a program, and its warps, where rows begin between two vectors; and the shortest such rows. Untuned.
+#: Elements of a program, and its warps, where rows begin between two vectors, and the shortest such rows; and below how
+#: many elements in all programs are small, so that every multiprocessor has work. Untuned.
 FLAT_BLOCK, FLAT_WARPS, FLAT_FROM = 8192, 8, 64
+SMALL = 1 << 18
 
 
 class LossBlocks(LossEntry):
@@ -62,7 +65,9 @@ class NllLossBlocks(LossBlocks, ops=NllLossBackwardDescriptor.ops()):
 
     def find_tile(self) -> Tile:
         if self.flat():
-            return Tile(ceil_power(FLAT_BLOCK // self.rows.n + 2), FLAT_BLOCK, FLAT_WARPS)
+            small = self.rows.count * self.rows.n < SMALL
+            block, warps = (SMALL_BLOCK, SMALL_WARPS) if small else (FLAT_BLOCK, FLAT_WARPS)
+            return Tile(ceil_power(block // self.rows.n + 2), block, warps)
         return self.rows.whole_tile(MOST) or self.block_tile()
 
     def flat(self) -> bool:
@@ -70,7 +75,7 @@ class NllLossBlocks(LossBlocks, ops=NllLossBackwardDescriptor.ops()):
         return self.rows.operands[0].layout.packed and self.rows.begins_anywhere(self.rows.n, FLAT_FROM)
 
     def programs(self) -> int:
-        return -(-(self.rows.count * self.rows.n + 16) // FLAT_BLOCK) if self.flat() else super().programs()
+        return -(-(self.rows.count * self.rows.n + 16) // self.tile.block) if self.flat() else super().programs()
 
     def main(self) -> list[Launch]:
         return [self.launch(kernels.nll_loss_backward_flat_kernel if self.flat() else kernels.nll_loss_backward_kernel)]

@@ -13,7 +13,7 @@ from triplan.backends.triton.common.rows import FEW_WARPS_FROM
 from triplan.backends.triton.common.rows_entries import WholeRows
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.losses import rows_kernels as kernels
-from triplan.backends.triton.losses.elements import BLOCK, ScaleElements
+from triplan.backends.triton.losses.elements import BLOCK, SMALL, SMALL_BLOCK, SMALL_WARPS, ScaleElements
 from triplan.backends.triton.losses.shared import CrossEntropyEntry, LossEntry
 from triplan.descriptors import CrossEntropyDescriptor, NllLossDescriptor, Operand, ScaleGradientDescriptor
 from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
@@ -21,8 +21,10 @@ from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
 #: Microseconds that tiles of many short rows take longer than a loop where no vectors are loaded: on an H200 8 x 63
 #: bf16 take 7.1 us, and looped 4.8.
 SEVERAL_US = 1.0
-#: Tiles of scale_gradient where neighbouring rows are adjacent in all operands, and in some. Untuned.
+#: Tiles of scale_gradient where neighbouring rows are adjacent in all operands, and in some; and of fewer elements than
+#: SMALL, so that every multiprocessor has work. Untuned.
 ACROSS_TILE, CROSSED_TILE = Tile(512, 8, 8), Tile(64, 64, 8)
+SMALL_ACROSS_TILE, SMALL_CROSSED_TILE = Tile(128, 8, 4), Tile(32, 32, 4)
 
 
 class CrossEntropyRows(WholeRows, CrossEntropyEntry, ops=CrossEntropyDescriptor.ops()):
@@ -67,8 +69,13 @@ class ScaleRows(ScaleElements, ops=ScaleGradientDescriptor.ops()):
     name, which = "rows", (kernels.scale_gradient_rows_kernel,)
 
     def find_tile(self) -> Tile:
+        small = self.desc.operand("dx").numel < SMALL
         if (self.rows.across or self.rows.crossed) and self.rows.lanes >= CROSSED_TILE.rows:
+            if small:
+                return SMALL_ACROSS_TILE if self.rows.across else SMALL_CROSSED_TILE
             return ACROSS_TILE if self.rows.across else CROSSED_TILE
+        if small and self.rows.n > SMALL_BLOCK:
+            return Tile(1, SMALL_BLOCK, SMALL_WARPS)
         return self.rows.whole_tile(BLOCK) or self.rows.block_tile()
 
     def programs(self) -> int:
