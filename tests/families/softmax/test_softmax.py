@@ -11,6 +11,9 @@ from cases.rows import PLACES, SPECIAL, build, run
 from proofs import target
 
 import triplan as tp
+from triplan.backends.triton.common import rows_entries
+from triplan.backends.triton.softmax import split
+from triplan.descriptors import Layout
 from triplan.testing import check_plan
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what the hardware does silently
@@ -34,6 +37,43 @@ def test_parts_of_rows_that_begin_anywhere(where: str, op: str, n: int) -> None:
     """Five to eight parts of a power of two, of which the last one is not whole."""
     plan = tp.plan(build(op, (9, n)), target=target(where), preference=tp.PlanPreference(kernel="rows"))
     assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
+
+
+@pytest.mark.parametrize("op", ["softmax", "log_softmax", "softmax_backward", "log_softmax_backward"])
+@pytest.mark.parametrize("where", WHERE)
+def test_partial_results_of_many_blocks_are_merged_once(monkeypatch: pytest.MonkeyPatch, where: str, op: str) -> None:
+    for module in (rows_entries, split):
+        monkeypatch.setattr(module, "MOST_MERGED", 64)  # of 4096, rows would have tens of thousands of elements
+    shape = (70, 1003)
+    lies = Layout.of(shape, (1, 70), 512, 2)
+    desc = build(op, shape, element="f16")
+    desc = desc.replace(layouts={o.name: lies for o in desc.operands()})
+    plan = tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel="split"))
+    assert len(plan.launches) == 3
+    assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
+
+
+@pytest.mark.parametrize("kernel", ["rows", "looped"])
+@pytest.mark.parametrize("op", ["softmax", "log_softmax_backward"])
+@pytest.mark.parametrize("where", WHERE)
+def test_few_neighbours_have_a_small_tile(where: str, op: str, kernel: str) -> None:
+    desc = build(op, (3, 700, 5), axis=1, element="f16")
+    plan = tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel))
+    assert plan.launches[0].constexprs["ROWS"] == 8
+    assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
+
+
+def test_rows_of_a_program_lie_where_most_neighbours_are_adjacent() -> None:
+    shape = (300, 64, 20, 5)
+    inner, outer = Layout.strided(unit_axis=3), Layout.strided(unit_axis=0)
+
+    def lanes(x: Layout, out: Layout) -> int:
+        return rows_entries.rows_of(build("softmax", shape, 1).replace(layouts={"x": x, "out": out})).lanes
+
+    assert lanes(inner, inner) == 5  # few, but adjacent in all operands
+    assert lanes(inner, Layout.strided()) == 300  # in one alone: the longest
+    assert lanes(Layout.strided(unit_axis=2), Layout.strided()) == 20
+    assert lanes(inner, outer) == 300
 
 
 def test_long_rows_have_the_same_bits_in_few_and_many() -> None:

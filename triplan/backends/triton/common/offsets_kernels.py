@@ -62,26 +62,50 @@ def tile_start(rows, columns, POINT_TYPE, BLOCK_ROWS, BLOCK_COLUMNS):
 
 
 @jit
+def reversed_axes(v):
+    """``v`` of two or three axes, with these in reverse."""
+    if len(v.shape) == 2:
+        found = tl.permute(v, (1, 0))
+    else:
+        found = tl.permute(v, (2, 1, 0))
+    return found
+
+
+@jit
 def load_tile(at, mask, other, ALONG: tl.constexpr):
-    """The values at addresses ``at`` [rows, columns]. ALONG: whether the compiler knows that columns are contiguous.
+    """The values at addresses ``at`` [rows, ..., columns]. ALONG: whether the compiler knows that columns are
+    contiguous.
 
     Where it knows of no contiguous axis, it lets consecutive threads access the first one. So columns go first.
     """
+    return load_tile_with(at, mask, other, ALONG, "")
+
+
+@jit
+def load_tile_with(at, mask, other, ALONG: tl.constexpr, POLICY: tl.constexpr):
+    """``load_tile`` with an eviction policy."""
     if ALONG:
-        found = tl.load(at, mask=mask, other=other)
+        found = tl.load(at, mask=mask, other=other, eviction_policy=POLICY)
     elif mask is None:
-        found = tl.trans(tl.load(tl.trans(at)))
+        found = reversed_axes(tl.load(reversed_axes(at), eviction_policy=POLICY))
     else:
-        found = tl.trans(tl.load(tl.trans(at), mask=tl.trans(mask), other=other))
+        found = tl.load(reversed_axes(at), mask=reversed_axes(mask), other=other, eviction_policy=POLICY)
+        found = reversed_axes(found)
     return found
 
 
 @jit
 def store_tile(at, value, mask, ALONG: tl.constexpr):
-    """Store ``value`` [rows, columns] to the addresses ``at``; see ``load_tile``."""
+    """Store ``value`` [rows, ..., columns] to the addresses ``at``; see ``load_tile``."""
+    store_tile_with(at, value, mask, ALONG, "")
+
+
+@jit
+def store_tile_with(at, value, mask, ALONG: tl.constexpr, POLICY: tl.constexpr):
+    """``store_tile`` with an eviction policy."""
     if ALONG:
-        tl.store(at, value, mask=mask)
+        tl.store(at, value, mask=mask, eviction_policy=POLICY)
     elif mask is None:
-        tl.store(tl.trans(at), tl.trans(value))
+        tl.store(reversed_axes(at), reversed_axes(value), eviction_policy=POLICY)
     else:
-        tl.store(tl.trans(at), tl.trans(value), mask=tl.trans(mask))
+        tl.store(reversed_axes(at), reversed_axes(value), mask=reversed_axes(mask), eviction_policy=POLICY)

@@ -44,6 +44,8 @@ class Rows:
         crossed: whether they are in some operands alone. Tiles of several rows are then exchanged between threads.
         invariant: whether the promised layouts make a row's loads the same in every batch. Otherwise the batch's
             extents decide the width of loads, and so the order of sums.
+        gapped: whether in some operand no neighbours are known to be adjacent, but elements of a row are likely nearer
+            to each other than rows are.
         vectors: whether a thread may load 16 bytes of a row at once. Otherwise it holds an address for each element.
         neighbours: adjacent rows that fill two sectors.
     """
@@ -62,8 +64,14 @@ class Rows:
         else:
             # Operands with one element a row require that rows are numbered row-major.
             in_order = any(o.shape == (*shape[:axis], *shape[axis + 1 :]) for o in desc.operands())
-            unit = None if in_order else operands[0].layout.unit_axis
-            groups = sorted([[a] for a in others], key=lambda g: g == [unit])
+
+            def preference(g: list[int]) -> tuple[int, int]:
+                """The lanes lie along the axis where neighbours are adjacent in most operands, of such the longest. Few
+                neighbours are worth it only where they are adjacent in all."""
+                n, adjacent = shape[g[0]], sum(self._step(o, g[0]) is None for o in operands)
+                return (0, 0) if in_order else (adjacent if n >= FEWEST or adjacent == len(operands) else 0, n)
+
+            groups = sorted([[a] for a in others], key=preference)
         self._groups, self._sizes = groups, [math.prod(shape[a] for a in g) for g in groups]
         self.lanes, self.outer = self._sizes[-1] if groups else 1, math.prod(self._sizes[:-1])
         self.count = self.lanes * self.outer
@@ -77,12 +85,17 @@ class Rows:
         )
         aligned = [min(o.alignment, self._distance(o) * o.element.itemsize) for o in operands]
         self.vectors = self.unit and min(aligned) >= 16
+        self._nearer = axis == len(shape) - 1
+        self.gapped = any(map(self._is_gapped, operands))
         #: Bytes of registers that an element takes as it is loaded: those of its address, where rows have gaps.
         self._size = desc.element.itemsize if self.unit else 8
 
     def _is_adjacent(self, o: Operand) -> bool:
         """Whether neighbouring rows of ``o`` are adjacent in memory."""
         return bool(self._groups) and self._step(o, self._groups[-1][-1]) is None
+
+    def _is_gapped(self, o: Operand) -> bool:
+        return self._nearer and self._step(o, self.axis) is not None and not self._is_adjacent(o)
 
     def _distance(self, o: Operand) -> int:
         """A power of two that divides the distance between contiguous rows of ``o``, in elements."""
@@ -99,13 +112,15 @@ class Rows:
 
     # --- arguments of kernels ---
 
-    def strides(self, o: Operand) -> Arg:
-        """(outer strides, lane stride, step along the row) of ``o``."""
+    def strides(self, o: Operand, turns: bool) -> Arg:
+        """(outer strides, lane stride, step along the row) of ``o``, and whether threads of ``load_rows`` are told how
+        to access it, as it is ``gapped`` and the kernel ``turns`` such: None if not."""
         outer = [self._step(o, g[-1]) or Int(1, True) for g in self._groups[:-1]]
         # A lone row has the divisibility that neighbours would have: it decides a load's width, and so a sum's order.
         wide = not o.layout.packed or self.n >= I32_LIMIT
         lane = self._step(o, self._groups[-1][-1]) if self._groups else Int(0, wide, self._distance(o))
-        return (padded(outer, Int(0, True, 16)) if outer else None, lane, self._step(o, self.axis))
+        turned = Int(1) if turns and self._is_gapped(o) else None
+        return (padded(outer, Int(0, True, 16)) if outer else None, lane, self._step(o, self.axis), turned)
 
     def sizes(self, turned: bool = False) -> dict[str, Arg]:
         """The kernels' arguments for sizes; if blocks are ``turned``, with what masks of vectors need of both axes."""
@@ -120,6 +135,10 @@ class Rows:
     def groups(self, rows: int) -> int:
         """Groups of ``rows`` neighbouring rows at one outer point."""
         return -(-self.lanes // rows)
+
+    def beside(self) -> int:
+        """Rows of a tile of ``neighbours``: not more than there are, but a power of two."""
+        return min(self.neighbours, ceil_power(self.lanes))
 
     def has_many(self) -> bool:
         """Whether there are enough rows for several ``neighbours`` a program."""

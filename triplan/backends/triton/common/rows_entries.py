@@ -53,6 +53,8 @@ class Entry(ABC):
     index_elements: ClassVar[tuple[str, ...]] = ()
     #: Operands that are read for the results alone; the others that are read also reduce their rows.
     late: ClassVar[tuple[str, ...]] = ()
+    #: Whether kernels access gapped operands by ``load_rows``.
+    along: ClassVar[bool] = False
     #: Whether launches begin while the one ahead of them ends, as all are short.
     overlaps: ClassVar[bool] = False
     #: Microseconds a program costs beside its traffic, while SM_WARPS warps run on its multiprocessor, or its programs.
@@ -86,7 +88,7 @@ class Entry(ABC):
 
     def arguments(self) -> dict[str, Arg]:
         """Every argument that a kernel may have, beside the workspace's arrays and the tile's ``blocks``."""
-        strides = {f"{o.name}_strides": self.rows.strides(o) for o in self.rows.operands}
+        strides = {f"{o.name}_strides": self.rows.strides(o, self.turns()) for o in self.rows.operands}
         return {**self.rows.sizes(), **{o.name: values(o) for o in self.desc.operands()}, **strides}
 
     def constants(self) -> dict[str, Any]:
@@ -136,13 +138,23 @@ class Entry(ABC):
     def numerics(self) -> str | None:
         if self.elementwise:
             return f"{self.desc.op}.{self.element}.v{self.version}"
-        name = f"{self.desc.op}.{self.name}.v{self.version}.{self.element}.{self.tile.text}"
+        along = ".along" if self.turns() else ""
+        name = f"{self.desc.op}.{self.name}.v{self.version}.{self.element}.{self.tile.text}{along}"
         return self.rows.numerics(name, self.desc.operands())
 
     def launches(self, target: Target) -> list[Launch]:
         return [] if self.idle() else self.main()
 
     # --- what kinds and families use ---
+
+    def held_tiles(self) -> tuple[Tile, ...]:
+        """What programs of either launch hold of the operands."""
+        return (self.tile,)
+
+    def turns(self) -> bool:
+        """Whether consecutive threads are told to access elements of a row, of operands that are ``gapped``: where a
+        program has one row they do so anyway."""
+        return self.along and self.rows.gapped and any(tile.rows > 1 for tile in self.held_tiles())
 
     def traffic(self) -> tuple[int, int]:
         """Bytes of one row: those read first, to reduce it, and those moved second, for the results alone. If there
@@ -246,10 +258,13 @@ class WholeRows(Entry):
         fits = self.narrow_above[self.backward] < ceil_power(self.rows.n) <= MOST_NARROW
         return fits and self.element.itemsize == 2 and self.rows.vectors
 
+    def most_registers(self) -> int:
+        """Registers of a thread at most; 0 leaves it to ptxas."""
+        return min(registers_for(self.tile, 2), NARROW_EACH) if self.narrow() and not interpreting() else 0
+
     def main(self) -> list[Launch]:
         narrow = self.narrow() and not interpreting()
-        most = min(registers_for(self.tile, 2), NARROW_EACH) if narrow else 0
-        return [self.launch(self.which[self.backward], registers=most, NARROW=narrow)]
+        return [self.launch(self.which[self.backward], registers=self.most_registers(), NARROW=narrow)]
 
     def us(self, target: Target) -> float:
         held = min(self.tile.rows, self.rows.lanes)
@@ -264,8 +279,8 @@ class LoopedRows(Entry):
     priority = 1
     #: What the second loop's reads cost, as a share of reads from memory: while the rows of all resident programs fit
     #: in the L2 cache, and otherwise. Untuned.
-    cached_share: ClassVar[float] = 0.35
-    missed_share: ClassVar[float] = 0.8
+    cached_share: float = 0.35
+    missed_share: float = 0.8
 
     def programs(self) -> int:
         return self.rows.programs(self.tile, blocks=1)
@@ -335,7 +350,8 @@ class SplitRows(Entry):
         (first, second), (tile, pieces) = self.traffic(), self.finish()
         nbytes = tile.rows * self.rows.sectors(tile.rows) * second / pieces
         again = self.rows.count * self.rows.sectors(tile.rows, self.read_first) * first if second else 0
-        us = self.reduce_us(target) + waves_us(self.rows.programs(tile, pieces), nbytes, target) + again_us(again)
+        us = self.reduce_us(target) + again_us(again)
+        us += self.reducing_us(self.rows.programs(tile, pieces), nbytes, target)
         return us - LAUNCH_US + OVERLAPPED_LAUNCH_US if self.overlaps else us
 
     def arguments(self) -> dict[str, Arg]:
@@ -357,6 +373,9 @@ class TurnedSplit(SplitRows):
     """A split whose programs have blocks of several rows where neighbouring rows are adjacent in memory in some
     operands: they move whole sectors, and turn the block between their threads."""
 
+    #: Whether a launch between the two merges where programs of several rows would merge too much.
+    merges: ClassVar[bool] = False
+
     def held(self) -> int:
         """Operands that a program holds at a time."""
         return 1
@@ -368,11 +387,15 @@ class TurnedSplit(SplitRows):
         alone = (r.lone_tile(read, len(read)), r.lone_tile(r.operands, len(read)))
         first = r.turned_tile(read, 1, self.held()) or alone[0]
         merged = ceil_power(r.blocks(first))
-        found = (r.turned_tile(r.operands, times, self.held()) or alone[1] for times in WRITTEN)
-        return next(((first, tile) for tile in found if tile.rows * merged <= MOST_MERGED), alone)
+        found = [r.turned_tile(r.operands, times, self.held()) or alone[1] for times in WRITTEN]
+        fits = next((tile for tile in found if tile.rows * merged <= MOST_MERGED), found[0] if self.merges else None)
+        return (first, fits) if fits else alone
 
     def find_tile(self) -> Tile:
         return self.tiles[0]
+
+    def held_tiles(self) -> tuple[Tile, ...]:
+        return self.tiles
 
     def finish(self) -> tuple[Tile, int]:
         return self.tiles[1], self.rows.blocks(self.tiles[1])

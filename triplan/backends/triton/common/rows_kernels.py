@@ -6,7 +6,7 @@ is one index into all outer dimensions. Every kernel takes
 
 - ``x`` and ``x_strides``, the same for each operand of whole rows: the address, and (strides of the outer dimensions,
   stride between lanes, stride between elements of a row), in elements. A stride of None is known to be 1: the compiler
-  then sees contiguous addresses;
+  then sees contiguous addresses. A fourth element: see ``load_rows``;
 - ``sizes``: extents of the outer dimensions, innermost first, like their strides. None if there are none: the
   divisions of 64-bit integers would cost more than a short row's own work;
 - ``lanes`` and ``n``: extents;
@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
+from triplan.backends.triton.common.offsets_kernels import load_tile_with, store_tile_with
 
 #: log2(e)
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -67,6 +68,22 @@ def row_pointers(pointer, strides, outer, sizes, lane):
 def element_pointers(pointer, strides, outer, sizes, lane, col):
     """Addresses of the elements ``col`` of the rows at ``outer`` and ``lane``; all three broadcast."""
     return row_pointers(pointer, strides, outer, sizes, lane) + axis_offset(col, strides[2])
+
+
+@jit
+def load_rows(at, mask, other, strides, POLICY: tl.constexpr):
+    """The elements at ``at`` [ROWS, ..., BLOCK], of an operand with ``strides``.
+
+    With a fourth element of these consecutive threads access a row's elements, not rows (see ``load_tile``).
+    """
+    along = strides[3] is None or at.shape[0] == 1
+    return load_tile_with(at, tl.broadcast_to(mask, at.shape), other, along, POLICY)
+
+
+@jit
+def store_rows(at, v, mask, strides, POLICY: tl.constexpr):
+    """Store ``v`` to the addresses ``at``, by the threads of ``load_rows``."""
+    store_tile_with(at, v, tl.broadcast_to(mask, at.shape), strides[3] is None or at.shape[0] == 1, POLICY)
 
 
 @jit

@@ -19,7 +19,7 @@ COMPUTE.
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
-from triplan.backends.triton.common.rows_kernels import axis_offset, exponential
+from triplan.backends.triton.common.rows_kernels import axis_offset, exponential, load_rows, store_rows
 from triplan.backends.triton.losses.shared_kernels import class_value
 
 
@@ -93,14 +93,14 @@ def gradient_of(v, col, label, weights, top, factor, target_weight, spread, SMOO
 
 
 @jit
-def load_block(x_at, col, stride, n, kept, POLICY: tl.constexpr):
+def load_block(x_at, col, strides, n, kept, POLICY: tl.constexpr):
     """Logits at the columns ``col`` of the rows that begin at ``x_at``; -inf past their end and in rows not kept."""
-    return tl.load(x_at + axis_offset(col, stride), mask=kept & (col < n), other=-float("inf"), eviction_policy=POLICY)
+    return load_rows(x_at + axis_offset(col, strides[2]), kept & (col < n), -float("inf"), strides, POLICY)
 
 
 @jit
 def store_block(
-    v, dx_at, col, stride, n, inside, top, factor, spread, weight, SMOOTH: tl.constexpr, COMPUTE: tl.constexpr
+    v, dx_at, col, strides, n, inside, top, factor, spread, weight, SMOOTH: tl.constexpr, COMPUTE: tl.constexpr
 ):
     """dx = exp(v - top) * factor - spread * w: ``gradient_of`` as if no class of the block were the target.
 
@@ -109,8 +109,8 @@ def store_block(
     g = exponential(v.to(COMPUTE) - top) * factor
     if SMOOTH:
         g -= spread * load_weights(weight, col, col < n, COMPUTE)
-    to = dx_at + axis_offset(col, stride)
-    tl.store(to, g.to(dx_at.dtype.element_ty), mask=inside & (col < n), eviction_policy="evict_first")
+    to = dx_at + axis_offset(col, strides[2])
+    store_rows(to, g.to(dx_at.dtype.element_ty), inside & (col < n), strides, "evict_first")
 
 
 @jit

@@ -15,9 +15,10 @@ from triplan.backends.triton.losses.shared import CrossEntropyEntry
 from triplan.descriptors import CrossEntropyDescriptor
 from triplan.sku import ElementKind, Target
 
-#: Time relative to that of vectors, where a thread loads single elements (on an H200 192 x 131072 f16 take 47 us where
-#: they are not aligned), and microseconds in which a row's maxima and sums are merged.
-NARROW_SLOWDOWN, MERGE_US = 1.9, 0.2
+#: Time relative to that of vectors where a thread loads single elements: of 16 bits, of more, and of rows with gaps;
+#: microseconds in which a row's maxima and sums are merged; and elements that one program has in a microsecond, of 16
+#: bits or by single elements, and of vectors of more. (From drawn problems on an H200.)
+NARROW, WIDE, GAPPED, MERGE_US, PER_US, WIDE_PER_US = 1.3, 1.0, 1.9, 0.2, 5000.0, 9000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +48,20 @@ class CrossEntropyLooped(LoopedRows, CrossEntropyEntry, ops=CrossEntropyDescript
 
     def __init__(self, desc: CrossEntropyDescriptor) -> None:
         super().__init__(desc)
-        #: Whether a thread loads elements that are apart from each other.
-        self.apart = self.rows.unit and not self.rows.vectors
+        #: Whether a thread loads elements that are apart from each other: consecutive threads then have consecutive
+        #: elements, also where only some operands have them in one place, or none.
+        self.apart = not self.rows.vectors
         self.version += 2 * self.apart
 
     def us(self, target: Target) -> float:
         """More than of whole rows, which need fewer exponentials, and whose threads wait for each other once less."""
-        us = super().us(target)
-        return us + MERGE_US if self.rows.vectors else LAUNCH_US + NARROW_SLOWDOWN * (us - LAUNCH_US)
+        us, r, narrow = super().us(target), self.rows, self.element.itemsize == 2
+        if r.vectors:
+            us += MERGE_US
+        else:
+            us = LAUNCH_US + (GAPPED if not r.unit else NARROW if narrow else WIDE) * (us - LAUNCH_US)
+        alone = r.n / (PER_US if narrow or not r.vectors else WIDE_PER_US)
+        return max(us, LAUNCH_US + alone)
 
     def find_tile(self) -> Loop:
         r, size = self.rows, self.element.itemsize

@@ -91,7 +91,7 @@ def cross_entropy_looped_kernel(
     shift = logit_shift(target_logit)
     for start in range(0, tl.where(any_kept, steps, 0) * WIDTH, WIDTH):
         col = start + place
-        v = load_block(x_at, col, x_strides[2], n, read, POLICY).to(COMPUTE)
+        v = load_block(x_at, col, x_strides, n, read, POLICY).to(COMPUTE)
         top, total = accumulate_softmax(v, top, total, False)
         if SMOOTH:
             weighted += weighted_sum(v, shift[:, None, None], weight, col, read, n, 2, COMPUTE)
@@ -119,8 +119,8 @@ def cross_entropy_looped_kernel(
         s = spread[:, None, None]
         for step in range(steps):
             col = (steps - 1 - step) * WIDTH + place
-            v = load_block(x_at, col, x_strides[2], n, read, "evict_first")
-            store_block(v, to, col, dx_strides[2], n, live, t, f, s, weight, SMOOTH, COMPUTE)
+            v = load_block(x_at, col, x_strides, n, read, "evict_first")
+            store_block(v, to, col, dx_strides, n, live, t, f, s, weight, SMOOTH, COMPUTE)
         store_target(
             target_logit, dx_at, label, dx_strides[2], kept, row_top, factor, target_weight, spread, weight, SMOOTH,
             COMPUTE,

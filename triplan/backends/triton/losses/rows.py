@@ -66,7 +66,7 @@ class NllLossRows(WholeRows, LossEntry, ops=NllLossDescriptor.ops()):
 
 
 class ScaleRows(ScaleElements, ops=ScaleGradientDescriptor.ops()):
-    name, which = "rows", (kernels.scale_gradient_rows_kernel,)
+    name, which, along = "rows", (kernels.scale_gradient_rows_kernel,), True
 
     def find_tile(self) -> Tile:
         small = self.desc.operand("dx").numel < SMALL

@@ -15,8 +15,10 @@ from triplan.backends.triton.common.rows_kernels import (
     exponential,
     finite_shift,
     group_lanes,
+    load_rows,
     rematerialize,
     row_pointers,
+    store_rows,
 )
 from triplan.backends.triton.losses.cross_entropy_kernels import (
     load_block,
@@ -76,7 +78,7 @@ def cross_entropy_rows_kernel(
     x_at = row_pointers(x, x_strides, outer, sizes, lane)
     target_logit = tl.load(x_at + axis_offset(label, x_strides[2]), mask=kept, other=0.0).to(COMPUTE)
     col = tl.arange(0, BLOCK)[None, :]
-    loaded = load_block(x_at, col, x_strides[2], n, kept, "evict_first")
+    loaded = load_block(x_at, col, x_strides, n, kept, "evict_first")
     target_weight, spread, weight_sum = row_weights(weight, class_sum, label, kept, n, smoothing, SMOOTH, COMPUTE)
     scale = (
         row_share(share, counts, parts, target, n, ignore, label, kept, MEAN, CLAMP, COMPUTE, PARTS) if GRAD else 0.0
@@ -105,7 +107,7 @@ def cross_entropy_rows_kernel(
             loaded = rematerialize(loaded)
         # If dx is x: past this barrier every thread has loaded its target's logit, which may now be overwritten.
         tl.debug_barrier()
-        store_block(loaded, dx_at, col, dx_strides[2], n, inside, top, factor, spread, weight, SMOOTH, COMPUTE)
+        store_block(loaded, dx_at, col, dx_strides, n, inside, top, factor, spread, weight, SMOOTH, COMPUTE)
         store_target(
             target_logit, dx_at, label, dx_strides[2], kept, top, factor, target_weight, spread, weight, SMOOTH, COMPUTE
         )
@@ -190,5 +192,5 @@ def scale_gradient_rows_kernel(
         live = (lane < lanes) & (col < n)
         at = element_pointers(unscaled, unscaled_strides, outer, sizes, lane, col)
         to = element_pointers(dx, dx_strides, outer, sizes, lane, col)
-        v = tl.load(at, mask=live, other=0.0).to(COMPUTE)
-        tl.store(to, (v * factor).to(dx.dtype.element_ty), mask=live)
+        v = load_rows(at, live, 0.0, unscaled_strides, "").to(COMPUTE)
+        store_rows(to, (v * factor).to(dx.dtype.element_ty), live, dx_strides, "")

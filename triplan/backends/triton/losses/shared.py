@@ -39,6 +39,7 @@ CLASS_WARPS = 16
 class LossEntry(Entry):
     desc: LossDescriptor
     index_elements = ("i32", "i64")
+    along = True
 
     def __init__(self, desc: LossDescriptor) -> None:
         self.mean, self.smoothing = desc.reduction in ("mean", "byte_mean"), getattr(desc, "label_smoothing", 0.0)

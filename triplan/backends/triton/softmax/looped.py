@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.softmax import looped_kernels as kernels
 from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
+from triplan.descriptors.softmax import AnySoftmaxDescriptor
 from triplan.sku import Target
 
-#: How much longer than estimated loops take on an H200: forward along several rows that not all operands have beside
-#: each other, where most loads wait for a sector each (1.8 to 4.3 times, in six drawn problems); backward along rows
-#: that begin between two vectors. And microseconds of them.
-SEVERAL_ROWS, ODD_ROWS, LOOP_US = 2.5, 1.3, 0.3
+#: How much longer than estimated loops take along rows that begin between two vectors, forward and backward (there of
+#: 16 bits, and of long rows). (This and what follows: from drawn problems on an H200.)
+ODD_ROWS = (1.7, 1.3)
+#: Microseconds of a loop.
+LOOP_US = 0.3
+#: Elements of several rows that a multiprocessor has in a microsecond: forward of 16 bits, forward of more, backward;
+#: and the part of it that a program of 16 bits takes which is alone there.
+SEVERAL_PER_US, ALONE = (2500.0, 1800.0, 1500.0), 1.1
+#: Elements that a program has in a microsecond forward, of a row with gaps, and of one that begins between two vectors.
+SINGLE_PER_US = (1500.0, 3500.0)
+#: What the second loop's reads cost, and backward where vectors are loaded.
+CACHED_SHARE = (0.35, 0.05)
+#: Elements of a tile of few rows.
+FEW_BLOCK = 4096
 #: Bytes of a row above which the L2 cache holds the rows of one program on each multiprocessor, not of two.
 LONG_ROW = 1 << 16
 
@@ -20,19 +32,33 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
     which = (kernels.softmax_looped_kernel, kernels.softmax_backward_looped_kernel)
     priority = 2
 
+    def __init__(self, desc: AnySoftmaxDescriptor) -> None:
+        super().__init__(desc)
+        self.cached_share = CACHED_SHARE[self.backward and self.rows.vectors]
+
     def find_tile(self) -> Tile:
+        if few := self.few_rows(FEW_BLOCK // self.rows.beside()):
+            return few
         if not self.backward:
             return self.rows.loop_tile(held=16)
         # A multiprocessor that has one program's rows in the L2 cache is filled by that program alone.
-        long = self.rows.n * self.element.itemsize > LONG_ROW
-        return self.rows.loop_tile(held=32, operands=2, most_warps=32 if long else 16)
+        return self.rows.loop_tile(held=32, operands=2, most_warps=32 if self.long() else 16)
+
+    def long(self) -> bool:
+        return self.rows.n * self.element.itemsize > LONG_ROW
 
     def us(self, target: Target) -> float:
-        if self.backward:
-            slower = ODD_ROWS if self.rows.unit and not self.rows.vectors else 1.0
-        else:
-            slower = SEVERAL_ROWS if self.tile.rows > 1 and not self.rows.across else 1.0
-        return super().us(target) * slower + LOOP_US
+        us, r, narrow = super().us(target), self.rows, self.element.itemsize == 2
+        if self.tile.rows > 1:
+            per_us = SEVERAL_PER_US[2 if self.backward else 0 if narrow else 1]
+            block_us = self.tiles_us(self.tile, self.programs(), per_us, target, ALONE if narrow else 1.0)
+            us = max(us, LAUNCH_US + r.blocks(self.tile) * block_us)
+        elif not r.vectors:
+            if r.unit and (narrow or not self.backward or self.long()):
+                us = LAUNCH_US + ODD_ROWS[self.backward] * (us - LAUNCH_US)
+            if not self.backward:
+                us = max(us, LAUNCH_US + r.n / SINGLE_PER_US[r.unit])
+        return us + LOOP_US
 
     def unroll(self) -> int:
         most = 4 if not self.backward else 2 if self.rows.vectors else 1

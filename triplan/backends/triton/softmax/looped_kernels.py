@@ -18,8 +18,10 @@ from triplan.backends.triton.common.rows_kernels import (
     accumulate_softmax,
     axis_offset,
     group_lanes,
+    load_rows,
     merge_softmax,
     row_pointers,
+    store_rows,
 )
 from triplan.backends.triton.softmax.shared_kernels import gradient_of, gradient_term, softmax_of
 
@@ -57,12 +59,8 @@ def softmax_looped_kernel(
     for start in range(0, n, BLOCK * UNROLL):
         for u in tl.static_range(UNROLL):
             col = start + u * BLOCK + place
-            v = tl.load(
-                at + axis_offset(col, x_strides[2]),
-                mask=inside & (col < n),
-                other=-float("inf"),
-                eviction_policy="evict_last",
-            ).to(COMPUTE)
+            place_at = at + axis_offset(col, x_strides[2])
+            v = load_rows(place_at, inside & (col < n), -float("inf"), x_strides, "evict_last").to(COMPUTE)
             top, total = accumulate_softmax(v, top, total, True)
     top, total = merge_softmax(top, total, 1, True)
     steps = tl.cdiv(n, BLOCK * UNROLL)
@@ -71,12 +69,13 @@ def softmax_looped_kernel(
         for u in tl.static_range(UNROLL):
             col = ((steps - 1 - step) * UNROLL + u) * BLOCK + place
             live = inside & (col < n)
-            v = tl.load(at + axis_offset(col, x_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
+            v = load_rows(at + axis_offset(col, x_strides[2]), live, 0.0, x_strides, "evict_first")
             loaded = loaded + (v,)
         for u in tl.static_range(UNROLL):
             col = ((steps - 1 - step) * UNROLL + u) * BLOCK + place
             y = softmax_of(loaded[u].to(COMPUTE), top, total, LOG)
-            tl.store(to + axis_offset(col, out_strides[2]), y.to(out.dtype.element_ty), mask=inside & (col < n))
+            out_at = to + axis_offset(col, out_strides[2])
+            store_rows(out_at, y.to(out.dtype.element_ty), inside & (col < n), out_strides, "")
 
 
 @jit
@@ -115,15 +114,11 @@ def softmax_backward_looped_kernel(
         for u in tl.static_range(UNROLL):
             col = start + u * BLOCK + tl.arange(0, BLOCK)[None, :]
             live = inside & (col < n)
-            dy = tl.load(
-                dout_at + axis_offset(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_last"
-            )
+            dy = load_rows(dout_at + axis_offset(col, dout_strides[2]), live, 0.0, dout_strides, "evict_last")
             dy = dy.to(COMPUTE)
             y = dy
             if not LOG:
-                y = tl.load(
-                    out_at + axis_offset(col, out_strides[2]), mask=live, other=0.0, eviction_policy="evict_last"
-                )
+                y = load_rows(out_at + axis_offset(col, out_strides[2]), live, 0.0, out_strides, "evict_last")
                 y = y.to(COMPUTE)
             total += gradient_term(dy, y, LOG)
     total = tl.sum(total, 1, keep_dims=True)
@@ -133,17 +128,11 @@ def softmax_backward_looped_kernel(
         for u in tl.static_range(UNROLL):
             col = ((steps - 1 - step) * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)[None, :]
             live = inside & (col < n)
-            dy = tl.load(
-                dout_at + axis_offset(col, dout_strides[2]), mask=live, other=0.0, eviction_policy="evict_first"
-            )
-            y = tl.load(out_at + axis_offset(col, out_strides[2]), mask=live, other=0.0, eviction_policy="evict_first")
+            dy = load_rows(dout_at + axis_offset(col, dout_strides[2]), live, 0.0, dout_strides, "evict_first")
+            y = load_rows(out_at + axis_offset(col, out_strides[2]), live, 0.0, out_strides, "evict_first")
             loaded = loaded + (dy, y)
         for u in tl.static_range(UNROLL):
             col = ((steps - 1 - step) * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)[None, :]
             g = gradient_of(loaded[2 * u].to(COMPUTE), loaded[2 * u + 1].to(COMPUTE), total, LOG)
-            tl.store(
-                to + axis_offset(col, dx_strides[2]),
-                g.to(dx.dtype.element_ty),
-                mask=inside & (col < n),
-                eviction_policy="evict_first",
-            )
+            dx_at = to + axis_offset(col, dx_strides[2])
+            store_rows(dx_at, g.to(dx.dtype.element_ty), inside & (col < n), dx_strides, "evict_first")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows_entries import MOST_NARROW, WholeRows
-from triplan.backends.triton.common.tiles import Tile
+from triplan.backends.triton.common.tiles import Tile, registers_for
 from triplan.backends.triton.softmax import rows_kernels as kernels
 from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
 from triplan.descriptors.softmax import AnySoftmaxDescriptor
+from triplan.sku import Target
 
 #: Parts into which a tile is divided where rows begin anywhere; those that hold no element of a row are left out. A row
 #: of 65 then has five parts of 16 elements, in place of 128: no lane is idle but in the last, and a warp exchanges two
@@ -18,12 +20,22 @@ PARTS = 8
 #: The shortest tile that is divided; and elements of a program that has several rows, and its warps: with fewer it took
 #: longer on an H100.
 DIVIDED_FROM, SEVERAL, SEVERAL_WARPS = 16, 1024, 4
+#: Elements of a program of several rows where neighbours are adjacent in no operand. Untuned.
+GAPPED = 1024
+#: How much longer than estimated long rows take backward of which a quarter of the lanes or more has no element, and
+#: the shortest such tile. (From drawn problems on an H200.)
+IDLE, IDLE_FROM = 1.15, 8192
+#: Of tiles whose rows are adjacent in some operands alone: elements that a program has in a microsecond, but for the
+#: first LATENT ones; and elements of a multiprocessor in one, forward and backward (half as many in tiles of more than
+#: CROSSED_TILE). (From drawn problems on an H200.)
+CROSSED_EACH, LATENT, CROSSED_PER_US, CROSSED_TILE = 2200.0, 1500, (3000.0, 2600.0), 4096
 
 
 class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
     which = (kernels.softmax_rows_kernel, kernels.softmax_backward_rows_kernel)
     longest = (32768, 16384)  # registers hold one operand (forward), or two (backward)
     narrow_above = (16384, MOST_NARROW)
+    program_us = 1.0
 
     def __init__(self, desc: AnySoftmaxDescriptor) -> None:
         super().__init__(desc)
@@ -39,7 +51,26 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         block = ceil_power(self.rows.n)
         if self.divided() and block <= SEVERAL:
             return Tile(SEVERAL // block, block, SEVERAL_WARPS)
-        return super().find_tile()
+        r = self.rows
+        if block <= GAPPED // 2 and not (r.unit or r.across or r.crossed):
+            return Tile(GAPPED // block, block, SEVERAL_WARPS)
+        return self.few_rows(block) or super().find_tile()
+
+    def most_registers(self) -> int:
+        # (Left alone, ptxas may spill a few registers of a tile of few rows to fit another program.)
+        few = self.tile == self.few_rows(self.tile.block)
+        return registers_for(self.tile, 1) if few else super().most_registers()
+
+    def us(self, target: Target) -> float:
+        us, tile = super().us(target), self.tile
+        if self.backward and self.rows.vectors and tile.block >= IDLE_FROM and 4 * self.rows.n <= 3 * tile.block:
+            us = LAUNCH_US + IDLE * (us - LAUNCH_US)
+        if not self.rows.crossed or tile.rows == 1:
+            return us
+        alone = (tile.rows * tile.block - LATENT) / CROSSED_EACH
+        per_us = CROSSED_PER_US[self.backward] / (2 if tile.rows * tile.block > CROSSED_TILE else 1)
+        busy = self.tiles_us(tile, self.programs(), per_us, target, 0.0)
+        return max(us, LAUNCH_US + max(alone, busy))
 
     def constants(self) -> dict[str, Any]:
         return {**super().constants(), "PIECES": max(-(-self.rows.n // self.part), 1), "BLOCK": self.part}

@@ -15,7 +15,9 @@ from triplan.backends.triton.common.rows_kernels import (
     element_pointers,
     exponential,
     group_lanes,
+    load_rows,
     rematerialize,
+    store_rows,
 )
 from triplan.backends.triton.softmax.shared_kernels import gradient_of, gradient_term, softmax_of
 
@@ -33,11 +35,11 @@ def _lives(lane, lanes, n, PIECES: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @jit
-def _loaded(at, lives, other, BLOCK: tl.constexpr):
+def _loaded(at, lives, other, strides, BLOCK: tl.constexpr):
     """The pieces of the rows whose first pieces are ``at``; where there are several, each row is contiguous."""
     values = ()
     for i in tl.static_range(len(lives)):
-        values = values + (tl.load(at + i * BLOCK, mask=lives[i], other=other),)
+        values = values + (load_rows(at + i * BLOCK, lives[i], other, strides, ""),)
     return values
 
 
@@ -78,7 +80,7 @@ def softmax_rows_kernel(
     outer, lane = group_lanes(tl.program_id(0), blocks, lanes, sizes, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
     lives = _lives(lane, lanes, n, PIECES, BLOCK)
-    loaded = _loaded(element_pointers(x, x_strides, outer, sizes, lane, col), lives, -float("inf"), BLOCK)
+    loaded = _loaded(element_pointers(x, x_strides, outer, sizes, lane, col), lives, -float("inf"), x_strides, BLOCK)
     v = _converted(loaded, COMPUTE)
     top = v[0]
     for i in tl.static_range(1, PIECES):
@@ -98,7 +100,7 @@ def softmax_rows_kernel(
         y = y + (softmax_of(v[i], top, total, LOG),)
     to = element_pointers(out, out_strides, outer, sizes, lane, col)
     for i in tl.static_range(PIECES):
-        tl.store(to + i * BLOCK, y[i].to(out.dtype.element_ty), mask=lives[i])
+        store_rows(to + i * BLOCK, y[i].to(out.dtype.element_ty), lives[i], out_strides, "")
 
 
 @jit
@@ -128,8 +130,8 @@ def softmax_backward_rows_kernel(
     outer, lane = group_lanes(tl.program_id(0), blocks, lanes, sizes, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
     lives = _lives(lane, lanes, n, PIECES, BLOCK)
-    dy = _loaded(element_pointers(dout, dout_strides, outer, sizes, lane, col), lives, 0.0, BLOCK)
-    y = _loaded(element_pointers(out, out_strides, outer, sizes, lane, col), lives, 0.0, BLOCK)
+    dy = _loaded(element_pointers(dout, dout_strides, outer, sizes, lane, col), lives, 0.0, dout_strides, BLOCK)
+    y = _loaded(element_pointers(out, out_strides, outer, sizes, lane, col), lives, 0.0, out_strides, BLOCK)
     dy = _converted(dy, COMPUTE)
     y = _converted(y, COMPUTE)
     total = gradient_term(dy[0], y[0], LOG)
@@ -138,4 +140,5 @@ def softmax_backward_rows_kernel(
     total = tl.sum(total, 1, keep_dims=True)
     to = element_pointers(dx, dx_strides, outer, sizes, lane, col)
     for i in tl.static_range(PIECES):
-        tl.store(to + i * BLOCK, gradient_of(dy[i], y[i], total, LOG).to(dx.dtype.element_ty), mask=lives[i])
+        g = gradient_of(dy[i], y[i], total, LOG)
+        store_rows(to + i * BLOCK, g.to(dx.dtype.element_ty), lives[i], dx_strides, "")

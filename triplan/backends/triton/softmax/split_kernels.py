@@ -3,7 +3,8 @@
 Two launches: the ``partial`` kernel reduces each block of a row, the ``finish`` kernel merges the partial results of
 the row and writes a block of the output. Every program merges them in the same order, so all get the same bits. Where
 neighbouring rows are adjacent in an operand, a program has a block of ROWS neighbours: it moves whole sectors, and
-turns the tile between its threads.
+turns the tile between its threads. If each of these programs would merge many results, a ``merge`` kernel does so
+between the two launches, once for each row.
 
 Operands of shape [outer, lanes, n] and their strides: see ``common/rows_kernels``; ``groups``: groups of ROWS lanes at
 one outer point. Partial results are [rows, blocks].
@@ -21,7 +22,9 @@ from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import (
     element_pointers,
     group_lanes,
+    load_rows,
     merge_softmax_parts,
+    store_rows,
     store_softmax_part,
 )
 from triplan.backends.triton.softmax.shared_kernels import gradient_of, gradient_term, softmax_of
@@ -51,9 +54,30 @@ def softmax_partial_kernel(
     inside = lane < lanes
     col = block * BLOCK + tl.arange(0, BLOCK)[None, :]
     at = element_pointers(x, x_strides, outer, sizes, lane, col)
-    v = tl.load(at, mask=inside & (col < n), other=-float("inf"), eviction_policy="evict_last").to(COMPUTE)
+    v = load_rows(at, inside & (col < n), -float("inf"), x_strides, "evict_last").to(COMPUTE)
     row = outer.to(tl.int64) * lanes + lane
     store_softmax_part(v, tops, totals, row * blocks + block, inside)
+
+
+@jit
+def softmax_merge_kernel(tops, totals, row_tops, row_totals, blocks, BLOCK: tl.constexpr):
+    """row_tops = max(tops), row_totals = sum(totals * exp(tops - row_tops)) of one row.
+
+    tops, totals: [rows, blocks], row_tops, row_totals: [rows] of COMPUTE; BLOCK >= blocks.
+    """
+    row = tl.program_id(0) + tl.arange(0, 1)
+    top, total = merge_softmax_parts(tops, totals, row, row >= 0, blocks, BLOCK)
+    tl.store(row_tops + row, top)
+    tl.store(row_totals + row, total)
+
+
+@jit
+def softmax_backward_merge_kernel(totals, row_totals, blocks, BLOCK: tl.constexpr):
+    """row_totals = sum(totals) of one row. totals: [rows, blocks], row_totals: [rows] of COMPUTE; BLOCK >= blocks."""
+    row = tl.program_id(0)
+    part = tl.arange(0, BLOCK)
+    total = tl.load(totals + row.to(tl.int64) * blocks + part, mask=part < blocks, other=0.0)
+    tl.store(row_totals + row, tl.sum(total, 0))
 
 
 @jit
@@ -87,9 +111,10 @@ def softmax_finish_kernel(
     col = (tl.program_id(0) % pieces) * BLOCK + tl.arange(0, BLOCK)[None, :]
     live = inside & (col < n)
     at = element_pointers(x, x_strides, outer, sizes, lane, col)
-    v = tl.load(at, mask=live, other=0.0, eviction_policy="evict_first").to(COMPUTE)
+    v = load_rows(at, live, 0.0, x_strides, "evict_first").to(COMPUTE)
     y = softmax_of(v, top, total, LOG)
-    tl.store(element_pointers(out, out_strides, outer, sizes, lane, col), y.to(out.dtype.element_ty), mask=live)
+    to = element_pointers(out, out_strides, outer, sizes, lane, col)
+    store_rows(to, y.to(out.dtype.element_ty), live, out_strides, "")
 
 
 @jit
@@ -119,11 +144,11 @@ def softmax_backward_partial_kernel(
     col = block * BLOCK + tl.arange(0, BLOCK)[None, :]
     live = inside & (col < n)
     at = element_pointers(dout, dout_strides, outer, sizes, lane, col)
-    dy = tl.load(at, mask=live, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+    dy = load_rows(at, live, 0.0, dout_strides, "evict_last").to(COMPUTE)
     y = dy
     if not LOG:
         at = element_pointers(out, out_strides, outer, sizes, lane, col)
-        y = tl.load(at, mask=live, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+        y = load_rows(at, live, 0.0, out_strides, "evict_last").to(COMPUTE)
     total = tl.sum(gradient_term(dy, y, LOG), 1, keep_dims=True)
     row = outer.to(tl.int64) * lanes + lane
     tl.store(totals + row * blocks + block, total, mask=inside)
@@ -164,8 +189,8 @@ def softmax_backward_finish_kernel(
     col = (tl.program_id(0) % pieces) * BLOCK + tl.arange(0, BLOCK)[None, :]
     live = inside & (col < n)
     at = element_pointers(dout, dout_strides, outer, sizes, lane, col)
-    dy = tl.load(at, mask=live, other=0.0, eviction_policy="evict_first").to(COMPUTE)
+    dy = load_rows(at, live, 0.0, dout_strides, "evict_first").to(COMPUTE)
     at = element_pointers(out, out_strides, outer, sizes, lane, col)
-    y = tl.load(at, mask=live, other=0.0, eviction_policy="evict_first").to(COMPUTE)
+    y = load_rows(at, live, 0.0, out_strides, "evict_first").to(COMPUTE)
     to = element_pointers(dx, dx_strides, outer, sizes, lane, col)
-    tl.store(to, gradient_of(dy, y, total, LOG).to(dx.dtype.element_ty), mask=live)
+    store_rows(to, gradient_of(dy, y, total, LOG).to(dx.dtype.element_ty), live, dx_strides, "")
