@@ -12,20 +12,28 @@ from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile, registers_for
 from triplan.backends.triton.norms import crossed_kernels, looped_kernels
 from triplan.backends.triton.norms.shared import OPS, NormEntry
+from triplan.descriptors.norms import NormDescriptor
 from triplan.sku import ElementKind, Target
 
 #: The kernels of one row a program, and of several; forward and backward.
 LOOPED = (looped_kernels.norm_looped_kernel, looped_kernels.norm_backward_looped_kernel)
 CROSSED = (crossed_kernels.norm_crossed_kernel, crossed_kernels.norm_backward_crossed_kernel)
 #: Microseconds of the loops themselves; elements a microsecond where no vectors are loaded, of rows of up to LONG
-#: elements and of longer ones, forward and backward.
+#: elements and of longer ones, forward, backward and with gradients of weight or bias.
 LOOP_US, LONG = 0.45, 1 << 15
-SINGLE_PER_US = ((3e5, 3e5), (3e5, 1.5e5))
+SINGLE_PER_US = ((3e5, 4e5, 2.2e5), (3e5, 1.5e5, 1.5e5))
+#: What the second loop's reads cost backward where vectors are loaded. (From drawn problems on an H200.)
+CACHED_SHARE = 0.05
 #: Bytes of tiles of several rows that are read twice in a microsecond, forward and backward.
 CROSSED_BYTES_PER_US = (6e5, 1e5)
 
 
 class NormLooped(LoopedRows, NormEntry, ops=OPS):
+    def __init__(self, desc: NormDescriptor) -> None:
+        super().__init__(desc)
+        if self.backward and self.rows.vectors and not self.gradients:
+            self.cached_share = CACHED_SHARE
+
     def find_tile(self) -> Tile:
         """By sweeps on an H200: what registers have room for beside a row's sums. A program has one row, but several
         where neighbours are adjacent in memory, if there are enough of them."""
@@ -45,7 +53,10 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
             held = self.programs() * tile.rows * -(-r.n // tile.block) * tile.block * self.element.itemsize
             us = max(super().us(target), held / CROSSED_BYTES_PER_US[self.backward])
         else:
-            us = max(super().us(target) + LOOP_US, self.single_us(SINGLE_PER_US[r.n > LONG][self.backward]))
+            us = max(
+                super().us(target) + LOOP_US,
+                self.single_us(SINGLE_PER_US[r.n > LONG][self.backward + bool(self.gradients)]),
+            )
         return us + (self.accumulate_us(target) if self.gradients else 0.0)
 
     def partials_tile(self) -> Tile:

@@ -18,14 +18,19 @@ LONG = 8192
 #: Elements of a tile backward where each has an address of its own: 16 warps, as few loads of each are on their way.
 GAPPED = 4096
 #: Elements a microsecond backward, bound by instructions, where no vectors are loaded: of 16 bits in tiles of at most
-#: FEW_ROWS rows, in others, and wider ones. (From drawn problems on an H200.)
-FEW_ROWS, SINGLE_PER_US = 4, (3.7e5, 3e5, 2e5)
-#: Microseconds of reducing a gradient's sums of more than 4 rows through shared memory, between more than 4 warps, at a
-#: program's end.
-REDUCE_US = 2.0
+#: FEW_ROWS rows, in others; wider ones, and f64. (From drawn problems on an H200.)
+FEW_ROWS, SINGLE_PER_US = 4, (3.7e5, 3e5, 2e5, 1.2e5)
+#: Microseconds of reducing a gradient's sums of more than 4 rows, and of more than 8, through shared memory, between
+#: more than 4 warps, at a program's end.
+REDUCE_US = (1.0, 2.0)
 #: Microseconds that an element of a thread takes where no vectors are loaded: forward in short rows, and with two sums;
-#: backward.
-ELEMENT_US, BACKWARD_ELEMENT_US = (0.02, 0.05), 0.1
+#: backward, where a thread has more than FEW_EACH.
+ELEMENT_US, BACKWARD_ELEMENT_US, FEW_EACH = (0.02, 0.05), 0.1, 8
+#: The same forward in tiles of more than 8 rows of odd lengths, of which each element is loaded by itself.
+ODD_ELEMENT_US = 0.045
+#: How much longer than estimated rows take backward of which a quarter of the lanes or more has no element, where there
+#: are enough to be bound by memory. (From drawn problems on an H200.)
+IDLE = 1.15
 
 
 class NormRows(WholeRows, NormEntry, ops=OPS):
@@ -63,14 +68,21 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         r, tile = self.rows, self.tile
         each = 0.0 if r.vectors else tile.rows * tile.block / (32 * tile.warps)
         if not self.backward:
-            return super().us(target) + (ELEMENT_US[self.centred] * each if tile.rows > 1 else 0.0)
+            odd = r.n % 2 and tile.rows > 8
+            each *= max(ODD_ELEMENT_US if odd else 0.0, ELEMENT_US[self.centred])
+            return super().us(target) + (each if tile.rows > 1 else 0.0)
         us = waves_us(self.sums, self.each * tile.rows * sum(self.traffic()) * r.sectors(tile.rows), target)
         if not r.vectors:
-            few, several, wide = SINGLE_PER_US
-            per_us = wide if self.element.itemsize > 2 else few if tile.rows <= FEW_ROWS else several
+            few, several, *wide = SINGLE_PER_US
+            per_us = few if tile.rows <= FEW_ROWS else several
+            if self.element.itemsize > 2:
+                per_us = wide[self.element is ElementKind.F64]
             us = max(us, LAUNCH_US + r.count * tile.block / per_us)
-        reduced = REDUCE_US * len(self.gradients) if tile.rows > 4 and tile.warps > 4 else 0.0
-        return us + BACKWARD_ELEMENT_US * each + reduced
+        elif 4 * r.n <= 3 * tile.block:
+            us = LAUNCH_US + IDLE * (us - LAUNCH_US)
+        reduced = REDUCE_US[tile.rows > 8] * len(self.gradients) if tile.rows > 4 and tile.warps > 4 else 0.0
+        few = each <= FEW_EACH and (r.unit or r.crossed)
+        return us + (0.0 if few else BACKWARD_ELEMENT_US * each) + reduced
 
     def stages(self) -> int:
         """How far backward programs fetch ahead. With 3, two groups of rows are in registers or on their way, with

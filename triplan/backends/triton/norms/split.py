@@ -20,6 +20,10 @@ from triplan.sku import ElementKind, Target
 #: Elements a microsecond where no vectors are loaded, forward and backward: of rows with gaps, and of others.
 SINGLE_PER_US = ((2.5e5, 0.9e5), (4.2e5, 2.1e5))
 
+#: Microseconds that programs take longer backward where no vectors are loaded, of rows of more than SHORT_ROW elements,
+#: with gradients of weight or bias or where rows lie in several ways.
+ODD_US, SHORT_ROW = 1.5, 256
+
 
 class NormSplit(TurnedSplit, NormEntry, ops=OPS):
     versions, overlaps = (3, 5), True
@@ -50,7 +54,11 @@ class NormSplit(TurnedSplit, NormEntry, ops=OPS):
     def us(self, target: Target) -> float:
         busy = LAUNCH_US + self.busy_us(self.programs(), target)
         padded = self.blocks() * self.tile.block / max(self.rows.n, 1) if self.backward else 1.0
-        return max(super().us(target), busy, self.single_us(SINGLE_PER_US[self.rows.unit][self.backward] / padded))
+        hard = bool(self.gradients) or self.rows.crossed
+        odd = self.backward and hard and not self.rows.vectors and self.rows.n > SHORT_ROW
+        return (ODD_US if odd else 0.0) + max(
+            super().us(target), busy, self.single_us(SINGLE_PER_US[self.rows.unit][self.backward] / padded)
+        )
 
     def reduce(self) -> Launch:
         # In f64, sums along rows and columns leave room for two programs, of turned blocks for one; left alone, ptxas
