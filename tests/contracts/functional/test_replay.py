@@ -517,34 +517,43 @@ def changed_as(change: str, t: Tensor) -> Tensor:
     return found.detach().requires_grad_() if able and not isinstance(found, torch.nn.Parameter) else found
 
 
-@pytest.mark.parametrize("change", TENSORS)
-@pytest.mark.parametrize(("name", "recording"), RECORDINGS)
-def test_changed_tensors_are_noticed(name: str, change: str, recording: bool, answers: list[bool], device: str) -> None:
-    function, args = warm(name, device, recording)
-    changed = tuple(changed_as(change, a) if isinstance(a, Tensor) else a for a in args)
-    del answers[:]
-    freed = change == "storage freed"  # and cannot be copied
-    got = outcome(function, changed if freed else given_to(name, changed))
-    assert change != "nothing" or (answers and all(answers))
-    forget()
-    same(got, outcome(function, changed if freed else given_to(name, changed)))
+@contextmanager
+def of(change: str) -> Iterator[None]:
+    """Says which change an error is of. They share a test: thousands of tests take long to set up."""
+    try:
+        yield
+    except Exception as e:
+        raise AssertionError(f"{change}: {e}") from e
 
 
-@pytest.mark.parametrize("change", CONTEXTS)
 @pytest.mark.parametrize(("name", "recording"), RECORDINGS)
-def test_changed_surroundings_are_noticed(
-    name: str, change: str, recording: bool, answers: list[bool], device: str
-) -> None:
-    function, args = warm(name, device, recording)
-    del answers[:]
-    results = []
-    for _ in range(2):
-        with CONTEXTS[change](device) as seen:
-            results.append((outcome(function, given_to(name, args)), list(getattr(seen, "ops", []))))
-        if len(results) == 1:
+def test_changed_tensors_are_noticed(name: str, recording: bool, answers: list[bool], device: str) -> None:
+    for change in TENSORS:
+        with of(change):
+            function, args = warm(name, device, recording)
+            changed = tuple(changed_as(change, a) if isinstance(a, Tensor) else a for a in args)
+            del answers[:]
+            freed = change == "storage freed"  # and cannot be copied
+            got = outcome(function, changed if freed else given_to(name, changed))
+            assert change != "nothing" or (answers and all(answers))
             forget()
-    same(results[0][0], results[1][0])
-    assert results[0][1] == results[1][1]
+            same(got, outcome(function, changed if freed else given_to(name, changed)))
+
+
+@pytest.mark.parametrize(("name", "recording"), RECORDINGS)
+def test_changed_surroundings_are_noticed(name: str, recording: bool, answers: list[bool], device: str) -> None:
+    for change, context in CONTEXTS.items():
+        with of(change):
+            function, args = warm(name, device, recording)
+            del answers[:]
+            results = []
+            for _ in range(2):
+                with context(device) as seen:
+                    results.append((outcome(function, given_to(name, args)), list(getattr(seen, "ops", []))))
+                if len(results) == 1:
+                    forget()
+            same(results[0][0], results[1][0])
+            assert results[0][1] == results[1][1]
 
 
 def test_calls_under_a_profiler_are_not_recorded(answers: list[bool], device: str) -> None:
