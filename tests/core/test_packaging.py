@@ -111,6 +111,7 @@ sys.meta_path.insert(0, Hidden())
 
 
 def test_installed_command_exists(installed: Path, tmp_path: Path) -> None:
-    done = subprocess.run([installed.parent / "triplan", "ops", "--json"], capture_output=True, text=True, cwd=tmp_path)
+    command = [installed.parent / "triplan", "ops", "gather", "--json"]  # those of all ops take seconds
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert {e["op"] for e in json.loads(done.stdout)} >= {"gather", "index_add"}
+    assert {e["op"] for e in json.loads(done.stdout)} == {"gather"}
