@@ -137,12 +137,15 @@ class Binary:
     def facets(self, most: bool) -> set[Hashable]:
         """What building it shows; all that is to be shown of a family is the union over its binaries.
 
-        Those of few binaries are one of each kernel, and of each architecture.
+        Those of few binaries are one of each kernel, one of each that waits for the launch ahead, and of each
+        architecture.
         """
         s = self.source
         found: set[Hashable] = {s.name, self.arch}
         if not self.may_spill:
             found.add((s.name, "spills"))
+        if s.overlaps:
+            found.add((s.name, "overlaps"))
         if most:
             found |= {self.element, *((*e, self.arch) for e in self.entries)}
             found |= {(op, entry, bool(FLOATS.match(of))) for op, entry, of in self.users}

@@ -16,12 +16,17 @@ from matrix import FLOAT_ADDITION, FLOAT_ATOMIC, TARGETS, Binary, binaries, chos
 from samples import family_of
 
 from triplan.backends.runtime import launcher
-from triplan.backends.runtime.compile import compile_source, record
+from triplan.backends.runtime.compile import compile_source, record, sass
 from triplan.sku import interpreting
 
 pytestmark = pytest.mark.skipif(interpreting(), reason="kernels are interpreted here")
 #: PTX types of the parameters that a letter of torch's static launcher fills.
 LETTERS = {"u64": "Ol", "s64": "Ol", "b64": "Ol", "u32": "i", "b32": "i", "f32": "f", "f64": "d"}
+#: Machine code that waits for the launch ahead, or touches global memory.
+TOUCHES = re.compile(r"\b(ACQBULK|LDG|LDGSTS|STG|RED|ATOM|ATOMG|UTMALDG|UTMASTG)\b")
+#: Kernels of later launches that read logits before they wait: no launch of the plan writes them, and the first waits
+#: before it allows the next. (In Gluon's kernels the parts of a block wait on their own, in no order of the text.)
+READ_EARLY = {"estimates_kernel", "masses_kernel", "finish_kernel"}
 
 
 @pytest.mark.parametrize(
@@ -59,12 +64,18 @@ def test_what_knows_no_order_is_not(instruction: str) -> None:
 
 
 @pytest.mark.shows(
-    "compiles", "no register spills", "fits shared memory", "no float atomics", "instructions", "parameters"
+    "compiles",
+    "no register spills",
+    "fits shared memory",
+    "no float atomics",
+    "instructions",
+    "parameters",
+    "kernels wait for the launch ahead before they touch memory",
 )
 @pytest.mark.parametrize(("op", "entry", "arch"), entries())
 def test_binaries(op: str, entry: str, arch: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """No register spills, no more registers than a block has, no float atomics where determinism is claimed, vectors,
-    tensor cores, parameters."""
+    tensor cores, parameters; what may begin before the launch ahead has ended waits before it touches memory."""
     assert any((op, entry) in b.entries for b in binaries(family_of(op), arch)), "no problem of tests/matrix is its"
     monkeypatch.setattr(launcher, "_STATIC", lambda *args: None)
     for binary in chosen(op, entry, arch, pytestconfig.getoption("matrix")):
@@ -83,6 +94,10 @@ def test_binaries(op: str, entry: str, arch: str, pytestconfig: pytest.Config, m
             assert re.search(pattern, found.ptx), f"{what} lacks {pattern}"
         for pattern in binary.lacks:
             assert not re.search(pattern, found.ptx), f"{what} has {pattern}"
+        assert "griddepcontrol.wait" in found.ptx or not binary.source.overlaps, f"{what} does not wait"
+        if binary.source.overlaps and not binary.source.kernel.is_gluon() and binary.source.name not in READ_EARLY:
+            touches = TOUCHES.findall(sass(found.cubin))
+            assert touches[0] == "ACQBULK", f"{what} touches memory before it waits for the launch ahead: {touches[0]}"
         types = launcher.static_types(compile_source(binary.source, TARGETS[arch].arch))
         if types is not None:
             header = found.ptx[found.ptx.index(".entry") :]
