@@ -50,10 +50,10 @@ $(STAMP): pyproject.toml tools/setup.sh
 demo: $(STAMP)
 	@$(PY) -m triplan.cli demo
 
-# Linting and fetching keep one core busy, so they run beside the tests. So does compiling with the newest Triton, but in
-# what they leave: when they start, and when the last of them keeps one core busy.
+# Linting and fetching keep one core busy, so they run beside the tests. So does compiling with the newest Triton, which
+# ends before the tests do: a third process that shares two cores with their two leaves neither core idle.
 test: $(STAMP)
-	@$(MAKE) --no-print-directory -j 3 lint unit compile-newest BESIDE='nice -n 10'
+	@$(MAKE) --no-print-directory -j 3 lint unit compile-newest
 	@$(MAKE) --no-print-directory -j 1 gpu interpret
 	@echo "make test: all passed"
 
@@ -82,8 +82,9 @@ newest: $(STAMP)
 	  $(PY) -m pip install -q --disable-pip-version-check --retries 1 --no-deps --target $(NEWEST) $(TRITON_NEWEST) 2>/dev/null \
 	    && touch $(NEWEST)/done || rm -rf $(NEWEST); fi
 
+# One process: a second would plan the compile matrix again.
 compile-newest: newest
-	@if [ -e $(NEWEST)/done ]; then PYTHONPATH=$(NEWEST) $(BESIDE) $(PY) -m pytest $(TESTS) \
+	@if [ -e $(NEWEST)/done ]; then PYTHONPATH=$(NEWEST) $(PY) -m pytest $(if $(FAMILY),--family $(FAMILY)) \
 	  --matrix=few tests/contracts/binaries tests/core/test_launcher.py; else \
 	  echo "compile-newest: $(TRITON_NEWEST) cannot be fetched here: skipped"; fi
 
