@@ -30,7 +30,7 @@ def cases(tiny: bool = False) -> list[Case]:
         NormedEmbeddingCase("embedding_rms_norm", tokens, width, torch.bfloat16, table, gradient)
         for gradient in (False, True)
     ]
-    return [*embedded, *losses.cases(tiny)[:2], *rotary.cases(tiny), *sampling.cases(tiny), *sorting.cases(tiny)]
+    return [*embedded, *losses.of_linear(tiny), *rotary.cases(tiny), *sampling.cases(tiny), *sorting.cases(tiny)]
 
 
 def _by_torch(at: Tensor, table: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

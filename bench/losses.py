@@ -30,13 +30,16 @@ FEATURES = 4096
 def cases(tiny: bool = False) -> list[Case]:
     """Every dtype and shape, with and without the backward; ``tiny`` shrinks them for a smoke test. And the loss of a
     linear layer's output."""
-    rows, classes = (4, 64) if tiny else SHAPES[1]
-    features = 8 if tiny else FEATURES
-    linear = [
+    return [*of_linear(tiny), *_of_logits(tiny)]
+
+
+def of_linear(tiny: bool) -> list[LinearCrossEntropyCase]:
+    """The loss of a linear layer's output, with either accumulator of the weight's gradient."""
+    rows, classes, features = (4, 64, 8) if tiny else (*SHAPES[1], FEATURES)
+    return [
         LinearCrossEntropyCase("linear_cross_entropy", rows, classes, torch.bfloat16, features, compact)
         for compact in (False, True)
     ]
-    return [*linear, *_of_logits(tiny)]
 
 
 def _of_logits(tiny: bool) -> list[CrossEntropyCase]:

@@ -518,7 +518,7 @@ def changed_as(change: str, t: Tensor) -> Tensor:
 
 
 @contextmanager
-def of(change: str) -> Iterator[None]:
+def error_names(change: str) -> Iterator[None]:
     """Says which change an error is of. They share a test: thousands of tests take long to set up."""
     try:
         yield
@@ -529,7 +529,7 @@ def of(change: str) -> Iterator[None]:
 @pytest.mark.parametrize(("name", "recording"), RECORDINGS)
 def test_changed_tensors_are_noticed(name: str, recording: bool, answers: list[bool], device: str) -> None:
     for change in TENSORS:
-        with of(change):
+        with error_names(change):
             function, args = warm(name, device, recording)
             changed = tuple(changed_as(change, a) if isinstance(a, Tensor) else a for a in args)
             del answers[:]
@@ -543,7 +543,7 @@ def test_changed_tensors_are_noticed(name: str, recording: bool, answers: list[b
 @pytest.mark.parametrize(("name", "recording"), RECORDINGS)
 def test_changed_surroundings_are_noticed(name: str, recording: bool, answers: list[bool], device: str) -> None:
     for change, context in CONTEXTS.items():
-        with of(change):
+        with error_names(change):
             function, args = warm(name, device, recording)
             del answers[:]
             results = []

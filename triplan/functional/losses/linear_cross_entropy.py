@@ -81,8 +81,8 @@ def linear_cross_entropy(
     logit z by ``c * tanh(z / c)``.
     ``options``: torch's ``LinearCrossEntropyOptions``, or anything hashable with its attributes. With its
     ``acc_policy`` of ``"compact"`` or ``"auto"``, at most half as many logits exist, and the gradient of an f16 or bf16
-    weight is summed in its own dtype: it is rounded once for each chunk, and the backward writes over it. A second
-    backward then raises ``RuntimeError``, unless ``allow_retain_graph``. Its other attributes change nothing here.
+    weight is summed in its own dtype: it is rounded once for each chunk. The backward then writes over what the forward
+    kept, so that a second one raises ``RuntimeError``, unless ``allow_retain_graph``. Other attributes change nothing.
 
     Class probabilities as ``target``, and weights of more than two axes, are computed in plain torch, with all logits.
 

@@ -19,7 +19,7 @@ MOST = 4096
 #: Elements of a program, and its warps, where rows begin between two vectors, and the shortest such rows; and below how
 #: many elements in all programs are small, so that every multiprocessor has work. Untuned.
 FLAT_BLOCK, FLAT_WARPS, FLAT_FROM = 8192, 8, 64
-SMALL = 1 << 18
+SMALL_FLAT = 1 << 18
 
 
 class LossBlocks(LossEntry):
@@ -65,7 +65,7 @@ class NllLossBlocks(LossBlocks, ops=NllLossBackwardDescriptor.ops()):
 
     def find_tile(self) -> Tile:
         if self.flat():
-            small = self.rows.count * self.rows.n < SMALL
+            small = self.rows.count * self.rows.n < SMALL_FLAT
             block, warps = (SMALL_BLOCK, SMALL_WARPS) if small else (FLAT_BLOCK, FLAT_WARPS)
             return Tile(ceil_power(block // self.rows.n + 2), block, warps)
         return self.rows.whole_tile(MOST) or self.block_tile()

@@ -29,8 +29,9 @@ from triplan.sku import Duplicates, ElementKind, PrecisionGuarantee, Support, Ta
 #: of f64, which take twice the registers.
 HEADS = 4
 WARPS = 4
-#: Tiles of a program that computes angles. With one tile of 8 heads, angles took as long as everything else. Untuned.
-ANGLE_TILES = 2
+#: Heads that a program which computes angles rotates, one tile after the other: angles of one tile alone took as long
+#: as everything else. Untuned.
+ANGLE_HEADS = 8
 #: Warps per multiprocessor that saturate memory. Untuned.
 ENOUGH_WARPS = 32
 #: The longest head, in elements: a program holds whole heads.
@@ -150,7 +151,7 @@ def _blocks(desc: AnyRotaryDescriptor, tile: Tile) -> int:
 def _tiles(desc: AnyRotaryDescriptor, tile: Tile, target: Target) -> int:
     """Tiles of heads that a program rotates. One with tables. With computed angles, which take as long as rotating a
     few tiles, several; but one if there are too few tokens to keep the card busy with that."""
-    most = min(ANGLE_TILES, -(-max(desc.q_shape[2], desc.k_heads or 0, 1) // tile.heads))
+    most = min(ANGLE_HEADS // tile.heads, -(-max(desc.q_shape[2], desc.k_heads or 0, 1) // tile.heads))
     warps = _blocks(desc, tile) * tile.warps * -(-desc.q_shape[2] // (tile.heads * most))
     return 1 if desc.table_rows is not None or warps < target.sm_count * ENOUGH_WARPS else most
 
