@@ -327,6 +327,8 @@ def _language(state: Shared) -> dict[str, Any]:
     def load(at: Pointer, mask: Any = None, other: float = 0.0, volatile: bool = False) -> Any:
         if volatile:
             return Number(at.tensor.item())
+        if mask is None:
+            return Value(at.memory[at.offset])
         found = at.memory[torch.where(mask.data, at.offset, 0)]
         return Value(torch.where(mask.data, found, torch.full_like(found, other)))
 

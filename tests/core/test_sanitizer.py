@@ -35,6 +35,8 @@ SPECIALISED = {
     "attention_wgmma_dkdv_kernel",
     "attention_wgmma_dq_kernel",
     "attention_wgmma_stored_dq_kernel",
+    "attention_wgmma_wide_dkdv_kernel",
+    "attention_wgmma_wide_dq_kernel",
     "conv2d_wgmma_kernel",
     "conv2d_weight_wgmma_kernel",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -211,23 +212,32 @@ HOPPER: dict[str, dict[str, Any]] = {
     "one query": {"queries": 1, "keys": 700},
     "widths": {"head_dim": 80, "value_dim": 40, "causal": True},
     "narrow": {"head_dim": 32, "value_dim": 48},
+    "wide, narrow values": {"head_dim": 200, "value_dim": 40, "causal": True},
+    "wide values": {"head_dim": 32, "value_dim": 136},
+}
+#: Kernels of an op, and the narrowest and widest heads that they take.
+HOPPER_KERNELS: dict[tuple[str, str], tuple[int, int]] = {
+    ("attention", "wgmma"): (1, 256),
+    ("attention_backward", "wgmma"): (1, 128),
+    ("attention_backward", "wgmma_stored"): (1, 128),
+    ("attention_backward", "wgmma_wide"): (129, 256),
 }
 
 
-HOPPER_KERNELS = [("attention", "wgmma"), ("attention_backward", "wgmma"), ("attention_backward", "wgmma_stored")]
+def hopper_problems() -> Iterator[tuple[str, str, int, str]]:
+    for (op, kernel), (narrowest, widest) in HOPPER_KERNELS.items():
+        for width in (64, 128, 192, 256):
+            for case, fields in HOPPER.items():
+                own = max(fields.get("head_dim", width), fields.get("value_dim", 0))
+                # A case with a width of its own is one problem.
+                if narrowest <= own <= widest and (width == 64 or "head_dim" not in fields):
+                    yield op, kernel, width, case
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif("torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0)")
-@pytest.mark.parametrize("case", HOPPER)
-@pytest.mark.parametrize(
-    ("op", "kernel", "width"),
-    [
-        *((op, kernel, width) for op, kernel in HOPPER_KERNELS for width in (64, 128)),
-        *(("attention", "wgmma", width) for width in (192, 256)),
-    ],
-)
-def test_hopper_kernels(op: str, kernel: str, case: str, width: int) -> None:
+@pytest.mark.parametrize(("op", "kernel", "width", "case"), list(hopper_problems()))
+def test_hopper_kernels(op: str, kernel: str, width: int, case: str) -> None:
     """On few multiprocessors, so that a program has several tiles; also with heads before rows in memory."""
     number = list(HOPPER).index(case)
     few = tp.Target.current().replace(sm_count=1 + number % 4)
@@ -292,6 +302,12 @@ def test_refusals(op: str) -> None:
 def test_fields_that_make_no_sense(change: dict[str, Any], message: str) -> None:
     with pytest.raises(tp.InvalidProblem, match=message):
         build("attention", **change)
+
+
+@pytest.mark.parametrize(("fields", "message"), [({"head_dim": 128}, "wider ones"), ({"keys": 0}, "no keys")])
+def test_what_the_backward_of_wide_heads_refuses(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(tp.Unsupported, match=message):
+        required(build("attention_backward", "bf16", **{"head_dim": 256, **fields}), "wgmma_wide", H200)
 
 
 @pytest.mark.parametrize(

@@ -49,14 +49,15 @@ def following(slot, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def numbered_tile(index, tiles, heads, section, turning):
+def numbered_tile(index, tiles, heads, section, turning, programs=None):
     """(tile of a head, head) of tile number ``index`` of ``tiles`` * ``heads``.
 
     Tiles are numbered by sections of heads, and within a section all first tiles come first. A program takes every
     so many tiles as there are programs. With ``turning`` 1 the order of programs is reversed at every other turn, so
     that none has the longest tile each time; see ``tma.order_of``.
     """
-    programs = gl.num_programs(0)
+    if programs is None:
+        programs = gl.num_programs(0)
     turn = index // programs
     begin = turn * programs
     end = gl.minimum(begin + programs, tiles * heads)

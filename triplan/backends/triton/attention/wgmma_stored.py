@@ -39,6 +39,7 @@ from triplan.backends.triton.attention.wgmma_stored_kernels import (
     attention_wgmma_stored_dq_kernel,
 )
 from triplan.backends.triton.common import card
+from triplan.backends.triton.common.offsets import ceil_power
 from triplan.descriptors import AttentionBackwardDescriptor
 from triplan.sku import ElementKind, Support, Target
 from triplan.sku.facts import fact
@@ -212,11 +213,15 @@ def workspace(desc: AttentionBackwardDescriptor, target: Target) -> int:
     return _ds_offset(desc, division) + ds_rows(desc, division) * ROWS * desc.element.itemsize
 
 
+def rows_us(desc: AttentionBackwardDescriptor) -> float:
+    """Estimated microseconds of ``rows_launch``."""
+    read = sum(desc.operand(name).nbytes for name in ("out", "dout"))
+    return card.LAUNCH_US + (read + 3 * rows_bytes(desc)) / card.BYTES_PER_US
+
+
 def rank(desc: AttentionBackwardDescriptor, target: Target) -> float:
     """Estimated microseconds."""
-    read = sum(desc.operand(name).nbytes for name in ("out", "dout"))
-    rows_us = card.LAUNCH_US + (read + 3 * rows_bytes(desc)) / card.BYTES_PER_US
-    return rows_us + START_US + known_division(desc, target).us
+    return rows_us(desc) + START_US + known_division(desc, target).us
 
 
 @hopper_entry(
@@ -229,7 +234,7 @@ def rank(desc: AttentionBackwardDescriptor, target: Target) -> float:
 )
 def wgmma_stored(desc: AttentionBackwardDescriptor, target: Target) -> list[Launch]:
     division, total = known_division(desc, target), desc.batch * desc.key_heads
-    found = [_rows_launch(desc)]
+    found = [rows_launch(desc)]
     for first in range(0, total, division.heads):
         heads = min(division.heads, total - first)
         for part in division.parts:
@@ -245,7 +250,8 @@ def _ds_map(desc: AttentionBackwardDescriptor, division: Division) -> TensorMap:
     return TensorMap("q", desc.element, (ROWS, ROWS), shared=shared, copy=copy)
 
 
-def _rows_launch(desc: AttentionBackwardDescriptor) -> Launch:
+def rows_launch(desc: AttentionBackwardDescriptor) -> Launch:
+    """The launch for sum(dout * out) and lse2 of each row, at the workspace's first bytes."""
     lse = desc.operand("lse")
     args: dict[str, Arg] = {name: pointer(desc.operand(name)) for name in ("out", "dout", "lse")}
     args |= {f"{name}_strides": strides(desc.operand(name)) for name in ("out", "dout", "lse")}
@@ -253,8 +259,9 @@ def _rows_launch(desc: AttentionBackwardDescriptor) -> Launch:
     rounded = tiles_of(desc) * TILE
     args |= {"queries": Int(desc.queries), "heads": Int(desc.heads), "rounded": Int(rounded, divisibility=TILE)}
     programs = lse.shape[0] * lse.shape[1] * rounded // ROWS
-    constexprs = {"VALUE": desc.values, "WIDTH": width_of(desc), "BLOCK_Q": ROWS}
-    return Launch(attention_rows_kernel, programs, args, constexprs, num_warps=4)
+    width = ceil_power(width_of(desc))
+    constexprs = {"VALUE": desc.values, "WIDTH": width, "BLOCK_Q": ROWS}
+    return Launch(attention_rows_kernel, programs, args, constexprs, num_warps=8 if width > 128 else 4)
 
 
 def _keys_launch(
