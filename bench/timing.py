@@ -178,6 +178,12 @@ class _Replay:
     def _capture(self) -> torch.cuda.CUDAGraph | None:
         graph = torch.cuda.CUDAGraph()
         try:
+            # What waits for the device cannot be captured, and a capture that fails keeps its memory.
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                self.contestant.call(0)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
             with torch.cuda.graph(graph):
                 self._calls()
         except TriplanError:

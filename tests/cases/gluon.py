@@ -384,6 +384,18 @@ def _language(state: Shared) -> dict[str, Any]:
         x, y = (v.data if isinstance(v, Value) else torch.tensor(v, dtype=torch.float32) for v in (x, y))
         return Value(torch.where(c.data, x, y))
 
+    def constant(x: Value, sizes: Any) -> Value:
+        """``max_constancy`` along rows, which must be true."""
+        assert (x.data.unflatten(-1, (-1, sizes[-1])) == x.data[..., :: sizes[-1], None]).all()
+        return x
+
+    def contiguous(at: Pointer, sizes: Any) -> Pointer:
+        """``max_contiguous`` along rows, from multiples on, which must be true."""
+        first = at.offset[..., :: sizes[-1], None]
+        assert (first % sizes[-1] == 0).all()
+        assert (at.offset.unflatten(-1, (-1, sizes[-1])) == first + torch.arange(sizes[-1])).all()
+        return at
+
     def layout(*args: Any, **kwargs: Any) -> None:
         return None
 
@@ -403,6 +415,9 @@ def _language(state: Shared) -> dict[str, Any]:
         maximum=by(torch.maximum, max),
         minimum=by(torch.minimum, min),
         max=lambda x, axis: Value(x.data.amax(axis)),
+        max_constancy=constant,
+        max_contiguous=contiguous,
+        multiple_of=lambda at, sizes: at,
         full=lambda shape, value, dtype, layout: Value(torch.full(shape, value, dtype=_TORCH[dtype])),
         num_programs=lambda axis: Number(state.programs),
         program_id=lambda axis: Number(state.program),

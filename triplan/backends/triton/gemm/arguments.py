@@ -48,6 +48,13 @@ def extent(value: int, itemsize: int) -> Int:
     return Int(value, wide=value >= I32_COUNTER_LIMIT, divisibility=known)
 
 
+def contiguous_elements(o: Operand) -> int:
+    """Elements of a row-major matrix that one load can take from any multiple of their number on."""
+    size = o.element.itemsize
+    fits = (e for e in _vectors(size) if o.alignment >= e * size and not (stride_multiple(o) | o.shape[-1]) % e)
+    return next(fits, 1)
+
+
 def pointer(o: Operand) -> Ptr:
     """The address of an operand, known to be aligned to 16 bytes or to its element."""
     return Ptr(o.name, o.element, 16 if o.alignment >= 16 else o.element.itemsize)

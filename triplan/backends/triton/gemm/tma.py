@@ -5,7 +5,7 @@ from __future__ import annotations
 from triplan.backends.runtime.gluon import gl
 from triplan.backends.runtime.launch import Arg, Int, Scalar, TensorMap
 from triplan.backends.triton.gemm import wgmma_shared_kernels as kernels
-from triplan.backends.triton.gemm.arguments import matrix_strides, pointer
+from triplan.backends.triton.gemm.arguments import contiguous_elements, matrix_strides, pointer
 from triplan.backends.triton.gemm.matrices import (
     I32_COUNTER_LIMIT,
     is_contiguous,
@@ -79,6 +79,7 @@ def common_arguments(desc: MatrixProductDescriptor, ring: Ring) -> tuple[dict[st
         "BLOCK_K": ring.k,
         "STAGES": ring.stages,
         "ACTIVATION": ACTIVATIONS[desc.activation],
+        "C0_EACH": 1 if c0 is None else contiguous_elements(c0),
     }
 
 

@@ -181,6 +181,7 @@ def multiply(
     ACTIVATION: gl.constexpr,
     added,
     HAS_C0: gl.constexpr,
+    C0_EACH: gl.constexpr,
     LOWER: gl.constexpr,
 ):
     """C = act(alpha * A @ B + beta * C0 + bias) on warpgroup WHICH's share of this program's tiles (WHICH is 0 or 1).
@@ -218,7 +219,7 @@ def multiply(
         row = tile_m * 2 * HALF + (0 if PINGPONG else WHICH * HALF)
         column = tile_n * BLOCK_N
         if EARLY:
-            ahead = first_of_c0(acc, WIDTH, added, product, row, column, result[3])
+            ahead = first_of_c0(acc, WIDTH, added, product, row, column, result[3], C0_EACH)
         else:
             ahead = held
         acc, slot, phase, last, _none = multiply_steps(
@@ -226,7 +227,7 @@ def multiply(
         )
         first: gl.constexpr = WHICH * BUFFERS
         if LOWER:
-            write_lower(acc, result, sc, product, row, column, C_SHARED, first, added, HAS_C0, ahead)
+            write_lower(acc, result, sc, product, row, column, C_SHARED, first, added, HAS_C0, ahead, C0_EACH)
         else:
             write_tile(
                 acc,
@@ -246,6 +247,7 @@ def multiply(
                 HAS_C0,
                 ahead,
                 EARLY,
+                C0_EACH,
             )
     store_wait(0)
 
@@ -281,6 +283,7 @@ def wgmma_kernel(
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
     ACTIVATION: gl.constexpr,
+    C0_EACH: gl.constexpr,
     LOWER: gl.constexpr,
 ):
     """c = act(alpha * a @ b + beta * c0 + bias) in tiles of 128 by BLOCK_N.
@@ -337,6 +340,7 @@ def wgmma_kernel(
                     ACTIVATION,
                     added,
                     HAS_C0,
+                    C0_EACH,
                     LOWER,
                 ),
             ),
@@ -360,6 +364,7 @@ def wgmma_kernel(
                     ACTIVATION,
                     added,
                     HAS_C0,
+                    C0_EACH,
                     LOWER,
                 ),
             ),

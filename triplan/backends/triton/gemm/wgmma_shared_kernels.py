@@ -153,26 +153,39 @@ def column_blocks(x, PARTS: gl.constexpr):
 
 
 @gluon.jit
-def load_c0(added, product, row, column, n, SHAPE: gl.constexpr, LAYOUT: gl.constexpr):
-    """The block of C0 at (row, column), 0 outside C0; ``added``: see ``write_tile``."""
+def load_c0(added, product, row, column, n, SHAPE: gl.constexpr, LAYOUT: gl.constexpr, EACH: gl.constexpr):
+    """The block of C0 at (row, column), 0 outside C0; ``added``: see ``write_tile``.
+
+    EACH: neighbours from a multiple of EACH on are all outside or all inside, and one load may take them.
+    """
     c0, beta, stride, batch_stride, m = added
     x = row + gl.arange(0, SHAPE[0], layout=gl.SliceLayout(1, LAYOUT))
     y = column + gl.arange(0, SHAPE[1], layout=gl.SliceLayout(0, LAYOUT))
     rows = c0 + product * batch_stride + x.to(gl.int64) * stride
     # With beta = 0 the load is masked off: NaN in c0 must not reach the result.
-    inside = (x < m)[:, None] & ((y < n) & (beta != 0))[None, :]
-    return gl.load(rows[:, None] + y[None, :], mask=inside, other=0.0)
+    inside = gl.max_constancy((x < m)[:, None] & ((y < n) & (beta != 0))[None, :], [1, EACH])
+    at = rows[:, None] + y[None, :]
+    at = gl.max_contiguous(gl.multiple_of(at, [1, EACH * c0.dtype.element_ty.primitive_bitwidth // 8]), [1, EACH])
+    return gl.load(at, mask=inside, other=0.0)
 
 
 @gluon.jit
-def first_of_c0(acc, WIDTH: gl.constexpr, added, product, row, column, n):
+def first_of_c0(acc, WIDTH: gl.constexpr, added, product, row, column, n, EACH: gl.constexpr):
     """The first block of C0 that ``acc``, which is written in blocks of WIDTH columns, needs.
 
     It is loaded before the product, which hides the latency.
     """
     part = column_blocks(acc, acc.shape[1] // WIDTH)[0]
     LAYOUT: gl.constexpr = part.type.layout
-    return load_c0(added, product, row, column, n, part.shape, LAYOUT)
+    return load_c0(added, product, row, column, n, part.shape, LAYOUT, EACH)
+
+
+@gluon.constexpr_function
+def by_rows(columns, dtype, warps):
+    """The layout in which ``warps`` load a block of so many columns of ``dtype``: 16 bytes a thread, along rows."""
+    each = 128 // dtype.primitive_bitwidth
+    along = min(columns // each, 32)
+    return gl.BlockedLayout([1, each], [32 // along, along], [warps, 1], [1, 0])
 
 
 @gluon.jit
@@ -204,13 +217,15 @@ def write_tile(
     HAS_C0: gl.constexpr = False,
     ahead=0,
     EARLY: gl.constexpr = False,
+    EACH: gl.constexpr = 1,
+    WARPS: gl.constexpr = 4,
 ):
     """C[row:, column:] = act(alpha * acc + beta * c0 + bias), rounded once, by TMA.
 
     ``acc`` (rows, columns) f32; ``held`` is what ``load_bias`` returned; ``result`` is (c, bias, alpha, n). Blocks of
     columns go round-robin through BUFFERS staging ``buffers``, from FIRST on. ``product`` and SHARED: the index in the
     batch and the layout of a block as a matrix; SHARED is None without a batch. ``added`` is (c0, beta, stride of its
-    rows, stride of its batch, m), if HAS_C0: c0 is read by pointers, its columns are contiguous.
+    rows, stride of its batch, m), if HAS_C0: c0 is read by pointers, its columns are contiguous. EACH: see ``load_c0``.
     """
     c, _, alpha, n = result
     COLUMNS: gl.constexpr = acc.shape[1]
@@ -220,6 +235,9 @@ def write_tile(
         value += gl.convert_layout(held, gl.SliceLayout(0, layout)).to(gl.float32)[None, :]
     parts = column_blocks(value, COLUMNS // WIDTH)
     BLOCK_LAYOUT: gl.constexpr = parts[0].type.layout
+    # In the accumulator's layout a thread has pairs of neighbours. By 16 bytes, the loads of a block are so few that
+    # all are on their way at once. It changes its layout in the buffer that it will leave through.
+    BY_ROWS: gl.constexpr = HAS_C0 and not EARLY and EACH * c.dtype.primitive_bitwidth == 128
     for i in gl.static_range(COLUMNS // WIDTH):
         buffer = buffers.index(FIRST + i % BUFFERS)
         part = parts[i]
@@ -229,13 +247,18 @@ def write_tile(
             if EARLY:
                 part = plus_c0(part, ahead, added)
                 if (i + 1) * WIDTH < COLUMNS:
-                    ahead = load_c0(added, product, row, y + WIDTH, n, part.shape, BLOCK_LAYOUT)
+                    ahead = load_c0(added, product, row, y + WIDTH, n, part.shape, BLOCK_LAYOUT, EACH)
+            elif not BY_ROWS:
+                part = plus_c0(part, load_c0(added, product, row, y, n, part.shape, BLOCK_LAYOUT, EACH), added)
             else:
-                block = load_c0(added, product, row, y, n, part.shape, BLOCK_LAYOUT)
-                part = plus_c0(part, block, added)
-        part = ACTIVATION(part).to(c.dtype)
+                ahead = load_c0(added, product, row, y, n, part.shape, by_rows(WIDTH, c.dtype, WARPS), EACH)
         store_wait(BUFFERS - 1)  # TMA has read what these threads last put into this buffer
         thread_barrier()
+        if BY_ROWS:
+            as_matrix(buffer, SHARED).store(ahead)
+            thread_barrier()
+            part = plus_c0(part, as_matrix(buffer, SHARED).load(BLOCK_LAYOUT), added)
+        part = ACTIVATION(part).to(c.dtype)
         as_matrix(buffer, SHARED).store(part)
         store_block(c, product, row, column + i * WIDTH, buffer, SHARED)
 
@@ -253,6 +276,7 @@ def write_lower(
     added,
     HAS_C0: gl.constexpr,
     ahead,
+    EACH: gl.constexpr,
 ):
     """C = alpha * acc + beta * C0 at (row, column) and mirrored, of a symmetric C of elements of two bytes.
 
@@ -273,7 +297,7 @@ def write_lower(
         part = part.to(c.dtype)
         if row > y:
             if HAS_C0 and (i + 1) * HALF < acc.shape[1]:
-                ahead = load_c0(added, product, row, y + HALF, n, part.shape, BLOCK_LAYOUT)
+                ahead = load_c0(added, product, row, y + HALF, n, part.shape, BLOCK_LAYOUT, EACH)
             store_wait(1)  # at most the last store, which was from ``mirrored``, still reads
             thread_barrier()
             as_matrix(own, SHARED).store(part)

@@ -75,6 +75,7 @@ def wgmma_tiles_kernel(
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
     ACTIVATION: gl.constexpr,
+    C0_EACH: gl.constexpr,
 ):
     """c = act(alpha * a @ b + beta * c0 + bias), one tile (BLOCK_M, BLOCK_N) per program of BLOCK_M // 16 warps.
 
@@ -129,5 +130,24 @@ def wgmma_tiles_kernel(
     buffers = reinterpret(sb, c.dtype, [PARTS] + c.block_type.shape, c.layout)
     HAS_C0: gl.constexpr = c0 is not None
     added = (c0, beta, c0m, 0, m)
-    write_tile(acc, held, result, buffers, 0, row, column, layout, None, 0, PARTS, HAS_BIAS, ACTIVATION, added, HAS_C0)
+    write_tile(
+        acc,
+        held,
+        result,
+        buffers,
+        0,
+        row,
+        column,
+        layout,
+        None,
+        0,
+        PARTS,
+        HAS_BIAS,
+        ACTIVATION,
+        added,
+        HAS_C0,
+        0,
+        False,
+        C0_EACH,
+    )
     store_wait(0)
