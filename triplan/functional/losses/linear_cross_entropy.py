@@ -354,10 +354,11 @@ def _grad(ctx: Any, dloss: Tensor | None, *_: Any) -> Any:
 
 
 def _scaled(g: Tensor, dtype: torch.dtype, dloss: Tensor, divisor: Tensor, once: bool) -> Tensor:
-    """``g * dloss / divisor``, or 0 for a divisor of 0; rounded to ``dtype`` once if the call is eager. With ``once``
+    """``g * dloss / divisor``, or 0 for a divisor of 0; rounded to ``dtype`` once. With ``once`` an eager call writes
     over ``g``, if it has that dtype: autograd then refuses to give it a second time."""
     if not is_plain(g, dloss):
-        return (g * torch.where(divisor > 0, dloss.to(divisor.dtype) / divisor, 0)).to(dtype)
+        factor = torch.where(divisor > 0, dloss.to(divisor.dtype) / divisor, 0)
+        return (g.to(factor.dtype) * factor).to(dtype)  # (a factor without axes would be rounded to g's dtype)
     over = once and g.dtype == dtype
     if over:
         torch.autograd.graph.increment_version(g)

@@ -149,5 +149,6 @@ def wgmma_tiles_kernel(
         0,
         False,
         C0_EACH,
+        BLOCK_M // 16,
     )
     store_wait(0)
