@@ -30,7 +30,9 @@ Tensor = torch.Tensor
 #: The modules of the kernels, by the name of their family.
 MODULES = {
     family.__name__.rpartition(".")[2]: [
-        module for name, module in vars(family).items() if name.startswith("wgmma") and name.endswith("_kernels")
+        module
+        for name, module in vars(family).items()
+        if name.startswith(("wgmma", "banded")) and name.endswith("_kernels")
     ]
     + [meeting_kernels]
     for family in (attention, conv, gemm)
@@ -44,7 +46,7 @@ _TORCH = {
 }
 _GLUON = {ElementKind.of(t): g for g, t in _TORCH.items()}
 #: The modules' own functions that are written in PTX.
-OWN = frozenset({"bar_arrive", "bar_sync", "opaque", "rounded"})
+OWN = frozenset({"bar_arrive", "bar_sync", "opaque", "rounded", "unpacked"})
 #: What a launch that meets adds to its counter, and the counter before.
 EPOCH = meeting_kernels.EPOCH.value
 BEFORE = 3 * EPOCH
@@ -135,6 +137,11 @@ class Pointer:
         return Pointer(self.tensor, self.offset + (other.data if isinstance(other, Value) else other))
 
     __radd__ = __add__
+
+    def to(self, dtype: Any, bitcast: bool) -> Pointer:
+        """A pointer to larger elements."""
+        memory = self.memory.view(_TORCH[dtype.element_ty])
+        return Pointer(memory, self.offset // (memory.element_size() // self.tensor.element_size()))
 
     def __getitem__(self, at: Any) -> Pointer:
         return Pointer(self.tensor, self.offset[at])
@@ -310,7 +317,8 @@ def _language(state: Shared) -> dict[str, Any]:
 
     def allocate(dtype: Any, shape: Any, layout: Any) -> Any:
         if dtype is gl.int64:
-            return Barriers(shape[0], state)
+            words = torch.full(list(shape), -1)  # NaN in halves
+            return Buffer(words, dtype, layout) if len(shape) > 2 else Barriers(shape[0], state)
         return Buffer(torch.full(list(shape), math.nan, dtype=_TORCH[dtype]), dtype, layout)
 
     def init(barrier: Barrier, count: int) -> None:
@@ -321,7 +329,7 @@ def _language(state: Shared) -> dict[str, Any]:
             barrier.change(count, 0)
 
     def store(at: Pointer, value: Value, mask: Value | None = None) -> None:
-        kept = torch.ones_like(value.data, dtype=torch.bool) if mask is None else mask.data
+        kept = torch.ones_like(value.data, dtype=torch.bool) if mask is None else mask.data.expand(value.data.shape)
         at.memory[at.offset[kept]] = value.data[kept]
 
     def load(at: Pointer, mask: Any = None, other: float = 0.0, volatile: bool = False) -> Any:
@@ -331,6 +339,19 @@ def _language(state: Shared) -> dict[str, Any]:
             return Value(at.memory[at.offset])
         found = at.memory[torch.where(mask.data, at.offset, 0)]
         return Value(torch.where(mask.data, found, torch.full_like(found, other)))
+
+    def copy_block(buffer: Buffer, at: Pointer, mask: Value) -> None:
+        """Done when its group is waited for."""
+        state.running("group").append(lambda: buffer.put(load(at, mask, other=0).data))
+
+    def copies_committed() -> None:
+        group = list(state.running("group"))
+        state.running("group").clear()
+        state.running("copies").append(lambda: _finish(group, 0))
+
+    def unpacked(words: Value, element: Any) -> tuple[Value, ...]:
+        halves = words.data.contiguous().view(_TORCH[element]).view(*words.shape, -1)
+        return tuple(map(Value, halves.unbind(-1)))
 
     def atomic_add(at: Pointer, value: int, sem: str) -> None:
         at.tensor += value
@@ -419,6 +440,7 @@ def _language(state: Shared) -> dict[str, Any]:
         max_contiguous=contiguous,
         multiple_of=lambda at, sizes: at,
         full=lambda shape, value, dtype, layout: Value(torch.full(shape, value, dtype=_TORCH[dtype])),
+        pointer_type=lambda dtype: SimpleNamespace(element_ty=dtype),
         num_programs=lambda axis: Number(state.programs),
         program_id=lambda axis: Number(state.program),
         **dict.fromkeys(("BlockedLayout", "DotOperandLayout", "NVMMADistributedLayout", "SliceLayout"), layout),
@@ -436,6 +458,9 @@ def _language(state: Shared) -> dict[str, Any]:
         "gl": language,
         "bar_arrive": lambda which, threads: meet(which, threads, False),
         "bar_sync": lambda which, threads: meet(which, threads, True),
+        "copies_committed": copies_committed,
+        "copies_wait": lambda outstanding: _finish(state.running("copies"), outstanding),
+        "copy_block": copy_block,
         "fence_async_shared": nothing,
         "load_tile": load_tile,
         "mbarrier": SimpleNamespace(
@@ -445,7 +470,7 @@ def _language(state: Shared) -> dict[str, Any]:
             init=init,
             wait=lambda barrier, phase, pred=True: barrier.wait(int(phase)) if pred else None,
         ),
-        "mma": lambda x, y, acc, precision: Value(acc.data + x.data @ y.data),
+        "mma": lambda x, y, acc, precision=None: Value(acc.data + x.data.float() @ y.data.float()),
         "next_may_begin": nothing,
         **dict.fromkeys(("opaque", "rounded"), lambda x: x),
         "previous_wait": nothing,
@@ -453,6 +478,7 @@ def _language(state: Shared) -> dict[str, Any]:
         "store_tile": store_tile,
         "store_wait": lambda outstanding: _finish(state.running("stores"), outstanding),
         "thread_barrier": nothing,
+        "unpacked": unpacked,
         "warpgroup_mma": warpgroup_mma,
         "warpgroup_mma_wait": warpgroup_mma_wait,
     }

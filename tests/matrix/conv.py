@@ -66,6 +66,8 @@ def asks(arch: str, desc: Any, entry: str, name: str) -> Patterns:
         return ((product, r"cp\.async\.bulk\.tensor") if "wgmma" in name else ()), ()
     if entry == "dots":
         return (r"fma\.rn\.f(32|64)",), (r"mma",)
+    if entry == "banded":
+        return ((r"mma\.sync", COPIES) if name != "conv2d_fold_kernel" else ()), ()
     if entry == "depthwise" and desc.in_channels == 128 and name != "conv2d_fold_kernel":
         # A thread has four channels, or two.
         return ((VECTORS if desc.element.itemsize == 4 else r"\.v2\.b32",) if desc.element.itemsize <= 4 else ()), ()

@@ -18,6 +18,8 @@ from proofs import Drawn, Kind, Values, Variant, draw, joins
 HEIGHT, WIDTH, KERNEL = 4, 5, (2, 2)
 #: Images of what sums channels, and channels and filters of a group of what sums images or is not summed.
 IMAGES, FEW, FILTERS = 3, 3, 5
+#: Channels of a depthwise convolution that are read in blocks.
+BLOCK = 32
 LAST = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
 #: Operands with an axis of images.
 OF_IMAGES = ("x", "dout", "out", "dx")
@@ -120,7 +122,8 @@ def problem(
     sizes: dict[str, Any] = {"batch": IMAGES, "in_channels": few * groups, "out_channels": filters * groups}
     sizes |= {"height": HEIGHT, "width": WIDTH, "kernel": KERNEL}
     if depthwise:
-        sizes |= {"out_channels": FEW, "groups": FEW}
+        own = BLOCK if last else FEW
+        sizes |= {"in_channels": own, "out_channels": own, "groups": own}
     if op == "conv2d_backward_weight":
         sizes["batch"] = even
     elif (
@@ -138,7 +141,8 @@ def problem(
     if tf32 and element is tp.ElementKind.F32:
         desc = desc.replace(math="tf32")
     if last:
-        desc = desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 4})
+        promised = (o.name for o in desc.operands() if len(o.shape) == 4 and o.shape[1] % LAST.stride_multiple == 0)
+        desc = desc.replace(layouts=dict.fromkeys(promised, LAST))
     return Convolution(desc, partial(values, desc, kind, n))
 
 
@@ -151,5 +155,5 @@ for _op in ("conv2d", "conv2d_backward_input", "conv2d_backward_weight"):
         {"eights": True},
         {"eights": True, "last": True, "stride": (1, 2), "padding": (1, 0, 1, 1)},
         *([{"eights": True, "last": True, "narrow": True}] if _op == "conv2d" else []),
-        *([{"tf32": True}] if _op == "conv2d_backward_weight" else []),
+        *([{"tf32": True}, {"depthwise": True, "last": True}] if _op == "conv2d_backward_weight" else []),
     )(partial(problem, _op))

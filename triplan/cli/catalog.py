@@ -139,6 +139,7 @@ def examples(cls: type[Descriptor], **fixed: Any) -> Iterator[Descriptor]:
                 yield _with_channels_last(found)
                 if getattr(found, "element", None) is ElementKind.F32:  # kernels may multiply it as tf32 alone
                     yield from (of.replace(math="tf32") for of in (found, _with_channels_last(found)))
+                yield _with_channels_last(found.replace(kernel=(1, OUTER)))
                 yield _with_channels_last(found.replace(in_channels=OUTER, stride=(2, 2)))
             elif cls.category is OpCategory.GEMM:
                 yield from (found.replace(n=1), found.replace(k=1), found.replace(n=INNER + 1), _by_columns(found))

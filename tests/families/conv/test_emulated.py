@@ -96,6 +96,16 @@ def folded(launch: Launch, x: dict[str, Any], workspace: torch.Tensor) -> None:
     x["dweight"].copy_(found.reshape(k, r, s, -1).permute(0, 3, 1, 2)[:, :c])
 
 
+def added(launch: Launch, x: dict[str, Any], workspace: torch.Tensor) -> None:
+    """Adds the parts of (filter, tap row, tap column, channel), in another language."""
+    at, count = launch.args["parts"], launch.args["count"]
+    assert isinstance(at, Scratch)
+    assert isinstance(count, Int)
+    filters, channels, *taps = x["dweight"].shape
+    parts = workspace[at.offset :].view(torch.float32)[: count.value * x["dweight"].numel()]
+    x["dweight"].copy_(parts.view(count.value, filters, *taps, channels).sum(0).permute(0, 3, 1, 2))
+
+
 def copied(launch: Launch, x: dict[str, Any], workspace: torch.Tensor) -> None:
     """Copies an operand with padding, in another language."""
     args: dict[str, Any] = launch.args
@@ -152,6 +162,8 @@ def check_emulated(kernel: str, desc: Any) -> None:
     for launch in plan.launches:
         if launch.kernel.is_gluon():
             emulate(launch, x, workspace)
+        elif "count" in launch.args:
+            added(launch, x, workspace)
         elif "parts" in launch.args:
             folded(launch, x, workspace)
         elif "taps_rows" in launch.args:
@@ -293,3 +305,37 @@ NARROW: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", NARROW)
 def test_windows(name: str, op: str) -> None:
     check_emulated("windowed", problem(op, *NARROW[name]))
+
+
+#: As ``CASES``: images, rows and columns that fill no block, or several; the widest band, and no padding.
+DEPTHWISE: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "same": ((3, 32, 9, 10, 32, 7, 7), {"padding": (3, 3, 3, 3)}),
+    "few_taps": ((2, 64, 5, 9, 64, 3, 3), {"padding": (1, 1, 1, 1)}),
+    "unequal": ((17, 32, 6, 19, 32, 2, 9), {"padding": (1, 0, 0, 5)}),
+    "row": ((2, 32, 1, 18, 32, 1, 4), {"padding": (0, 0, 3, 0)}),
+    "pieces": ((2, 32, 21, 8, 32, 5, 5), {}),
+}
+
+
+@pytest.mark.parametrize("name", DEPTHWISE)
+def test_bands(name: str) -> None:
+    sizes, options = DEPTHWISE[name]
+    check_emulated("banded", problem(OPS[2], sizes, {"groups": sizes[1], **options}))
+
+
+def test_bands_meet_no_infinity_that_taps_do_not() -> None:
+    """The zeros around dout are not multiplied by infinities of x; the padding of x is multiplied by those of dout."""
+    sizes, options = DEPTHWISE["same"]
+    desc = problem(OPS[2], sizes, {"groups": sizes[1], **options})
+    plan: tp.Plan[Any, Any] = tp.plan(desc, target=FEW, kernel="banded")
+    x = drawn(desc)
+    for channel, (name, row, column) in enumerate(itertools.product(("x", "dout"), (0, 4, 8), (0, 5, 9))):
+        x[name][1, channel, row, column] = math.inf
+    workspace = torch.full((plan.workspace_size(),), 255, dtype=torch.uint8)
+    emulate(plan.launches[0], x, workspace)
+    added(plan.launches[1], x, workspace)
+    compute = tp.TABLE.reference(desc.op).compute
+    assert compute is not None
+    wanted = compute(desc, {name: x[name].double() for name in ("x", "dout")})["dweight"]
+    assert 0 < wanted.isfinite().sum() < wanted.numel()
+    assert torch.equal(x["dweight"].isfinite(), wanted.isfinite())

@@ -52,6 +52,15 @@ def reinterpret(buffer, dtype, shape, layout, _semantic=None):  # type: ignore[n
     return method(dtype, shape, layout, _semantic=_semantic)
 
 
+@builtin
+def several_by_asm(asm, constraints, args, dtypes, pack, _semantic=None):  # type: ignore[no-untyped-def]
+    """``inline_asm_elementwise`` of several results; that one does not take their ``dtypes`` from a kernel's tuple."""
+    found = [getattr(t, "value", t) for t in dtypes]
+    text, how, each = (getattr(x, "value", x) for x in (asm, constraints, pack))
+    results = gl.inline_asm_elementwise(text, how, list(args), found, is_pure=True, pack=each, _semantic=_semantic)
+    return gl.tuple(results)
+
+
 __all__ = [
     "VIEWS_GROW",
     "GluonASTSource",
@@ -67,6 +76,7 @@ __all__ = [
     "next_may_begin",
     "previous_wait",
     "reinterpret",
+    "several_by_asm",
     "store_tile",
     "store_wait",
     "thread_barrier",

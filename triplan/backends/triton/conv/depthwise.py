@@ -36,6 +36,9 @@ WARPS = 4
 #: Products that one multiprocessor accumulates per microsecond, for pixels and for the gradient of weight; measured on
 #: an H200 with 3 x 3 taps and channels that are not read in vectors.
 SM_PRODUCTS_PER_US, SM_WEIGHT_PRODUCTS_PER_US = 3.3e4, 3.8e4
+#: The latter for bf16 and threads of MOST_ACROSS columns, on an H200: with 3 x 3 and 5 x 5 taps, and with 7 x 7, which
+#: are more than MANY_TAPS.
+SM_HALF_WEIGHT_PRODUCTS_PER_US, SM_MANY_TAPS_PRODUCTS_PER_US = 5.2e4, 7.5e4
 #: Microseconds that results take longer for each tap, which a thread reads after another. From small drawn problems on
 #: an H200.
 TAP_US = 0.03
@@ -220,11 +223,20 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
     return shared.counted(desc, programs(desc))
 
 
+def _rate(desc: Conv2dProblem) -> float:
+    """Products that a multiprocessor accumulates per microsecond."""
+    if not shared.of_weight(desc):
+        return SM_PRODUCTS_PER_US
+    d = _division(desc)
+    if desc.element.itemsize > 2 or d.across < MOST_ACROSS or not _vectors(desc):
+        return SM_WEIGHT_PRODUCTS_PER_US
+    return SM_MANY_TAPS_PRODUCTS_PER_US if math.prod(d.taps) > MANY_TAPS else SM_HALF_WEIGHT_PRODUCTS_PER_US
+
+
 def rank(desc: Conv2dProblem, target: Target) -> float:
     """Estimated microseconds."""
     products = shared.pixels(desc) * desc.in_channels * desc.taps
-    rate = SM_WEIGHT_PRODUCTS_PER_US if shared.of_weight(desc) else SM_PRODUCTS_PER_US
-    work = products / (rate * min(target.sm_count, max(programs(desc), 1)))
+    work = products / (_rate(desc) * min(target.sm_count, max(programs(desc), 1)))
     beside = card.LAUNCH_US + TAP_US * desc.taps
     if shared.of_weight(desc):
         beside = shared.launches_us(2 if _parts(desc) > 1 else 1) + WEIGHT_US

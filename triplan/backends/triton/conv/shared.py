@@ -202,8 +202,8 @@ def launches_us(launches: int) -> float:
     return card.LAUNCH_US + (launches - 1) * card.OVERLAPPED_LAUNCH_US
 
 
-def fold(desc: Conv2dProblem, parts: int, target: Target) -> list[Launch]:
-    """The launch that adds several parts in their order."""
+def fold(desc: Conv2dProblem, parts: int, target: Target, least: int = FOLD_PARTS) -> list[Launch]:
+    """The launch that adds several parts in their order; a program reads ``least`` of them at once, or more."""
     if parts == 1:
         return []
     out = desc.operand("dweight")
@@ -218,7 +218,7 @@ def fold(desc: Conv2dProblem, parts: int, target: Target) -> list[Launch]:
         "kernel_columns": Int(desc.kernel[1]),
     }
     busy = ceil_power(FOLD_BUSY * FOLD_AREA // max(out.numel, 1))
-    at_once = min(ceil_power(parts), max(FOLD_PARTS, min(busy, MOST_FOLD_PARTS)))
+    at_once = min(ceil_power(parts), max(least, min(busy, MOST_FOLD_PARTS)))
     block = FOLD_AREA // at_once
     constants = {"PARTS": at_once, "BLOCK": block}
     programs = -(-out.numel // block)
