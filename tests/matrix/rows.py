@@ -15,11 +15,15 @@ SIZES = ((4096, 256), (4096, 100), (4096, 4096), (4096, 8192), (512, 16384), (51
 CROSSED = tp.Layout.strided(unit_axis=0)
 #: Long rows of which each element is loaded by itself.
 ODD = ((512, 30001), (512, 50257))
+#: Rows that begin between two vectors, of few and of many threads.
+BETWEEN = ((4096, 33), (4096, 511), (4096, 4099), (512, 8193))
 
 
 def problems(op: str) -> Iterator[tp.Descriptor]:
     yield from (build(op, size, -1, element) for size in (*SIZES, *ODD) for element in ("bf16", "f32"))
     yield from (build(op, size, -1, "f64") for size in SIZES[2:5])
+    yield from (build(op, size, -1, "bf16") for size in BETWEEN)
+    yield from (build(op, (4096, n), -1, "f64") for n in (257, 511))
     yield build(op, (8, 1030), -1, "bf16")  # one program
     yield strided(build(op, (64, 1024), -1, "bf16"))
     yield build(op, (64, 100, 304), 1, "bf16")
@@ -30,7 +34,8 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
             yield desc.replace(layouts={whole[-1]: CROSSED})
             yield desc.replace(layouts=dict.fromkeys(whole, CROSSED))
     if op.startswith(("rms", "layer")):
-        yield build(op, (4096, 768), -1, "f32", residual=True, branch_element="bf16", branch_gradient=True)
+        for n in (511, 768):
+            yield build(op, (4096, n), -1, "f32", residual=True, branch_element="bf16", branch_gradient=True)
 
 
 def asks(desc: Any, entry: str, name: str) -> Patterns:

@@ -115,6 +115,32 @@ def test_many_adjacent_rows(where: str, op: str, crossed: str, constant: SetCons
     assert check_plan(plan).compared >= math.prod(shape)
 
 
+@pytest.mark.parametrize(("n", "element"), [(19, "bf16"), (33, "f32"), (127, "f16"), (257, "f64"), (1030, "bf16")])
+@pytest.mark.parametrize("op", ["rms_norm_backward", "layer_norm_backward", "l2_norm_backward"])
+@pytest.mark.parametrize("where", [pytest.param(w, marks=getattr(pytest.mark, w)) for w in ("interpret", "gpu")])
+def test_rows_that_begin_anywhere_are_divided(where: str, op: str, n: int, element: str) -> None:
+    """Into pieces of a power of two, of which the last one is not whole."""
+    plan = required(build(op, (70, n), element=element), "rows", target(where))
+    pieces, piece = (plan.launches[0].constexprs[name] for name in ("PIECES", "BLOCK"))
+    assert piece < n <= pieces * piece < n + piece
+    assert check_plan(plan).compared >= 70 * n
+
+
+def test_most_lanes_of_rows_that_begin_anywhere_have_elements() -> None:
+    """A row of 257 elements in 288 lanes, not 512, and rows of 8193 in registers; unless two sums do not fit there."""
+
+    def pieces(op: str, n: int) -> tuple[int, int]:
+        constants = (
+            required(build(op, (4096, n), element="bf16"), "rows", tp.Target.preset("h200")).launches[0].constexprs
+        )
+        return constants["PIECES"], constants["BLOCK"]
+
+    assert pieces("rms_norm_backward", 257) == pieces("layer_norm_backward", 257) == (9, 32)
+    assert pieces("rms_norm_backward", 8193) == (9, 1024)
+    with pytest.raises(tp.Unsupported, match="do not fit in registers"):
+        pieces("layer_norm_backward", 8193)
+
+
 @pytest.mark.parametrize(
     ("op", "shape", "element", "kernel", "launches"),
     [

@@ -47,6 +47,7 @@ class Rows:
         gapped: whether in some operand no neighbours are known to be adjacent, but elements of a row are likely nearer
             to each other than rows are.
         vectors: whether a thread may load 16 bytes of a row at once. Otherwise it holds an address for each element.
+        together: elements of each row that one load may have.
         neighbours: adjacent rows that fill two sectors.
     """
 
@@ -85,6 +86,7 @@ class Rows:
         )
         aligned = [min(o.alignment, self._distance(o) * o.element.itemsize) for o in operands]
         self.vectors = self.unit and min(aligned) >= 16
+        self.together = max(min(*aligned, 16) // desc.element.itemsize, 1) if self.unit else 1
         self._nearer = axis == len(shape) - 1
         self.gapped = any(map(self._is_gapped, operands))
         #: Bytes of registers that an element takes as it is loaded: those of its address, where rows have gaps.

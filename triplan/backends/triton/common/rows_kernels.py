@@ -87,6 +87,39 @@ def store_rows(at, v, mask, strides, POLICY: tl.constexpr):
 
 
 @jit
+def live_pieces(inside, n, PIECES: tl.constexpr, BLOCK: tl.constexpr):
+    """Which elements of each of PIECES pieces [ROWS, BLOCK] of some rows exist. All pieces but the last are whole.
+
+    ``inside``: which rows [ROWS, 1] there are.
+    """
+    lives = ()
+    for i in tl.static_range(PIECES):
+        live = inside
+        if i == PIECES - 1:
+            live = live & (tl.arange(0, BLOCK)[None, :] < n - i * BLOCK)
+        lives = lives + (live,)
+    return lives
+
+
+@jit
+def load_pieces(at, lives, other, strides, BLOCK: tl.constexpr):
+    """The pieces of the rows whose first pieces are ``at``; where there are several, each row is contiguous."""
+    values = ()
+    for i in tl.static_range(len(lives)):
+        values = values + (load_rows(at + i * BLOCK, lives[i], other, strides, ""),)
+    return values
+
+
+@jit
+def converted_pieces(values, COMPUTE: tl.constexpr):
+    """``values``, pieces [ROWS, BLOCK], in COMPUTE."""
+    found = ()
+    for i in tl.static_range(len(values)):
+        found = found + (values[i].to(COMPUTE),)
+    return found
+
+
+@jit
 def outer_and_lane(row, sizes, lanes):
     """(outer point, lane) of row number ``row``, numbered row-major; without outer dimensions the first is not used."""
     outer = row

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from triplan.backends.runtime.launch import Arg, Launch
 from triplan.backends.triton.common.card import LAUNCH_US
+from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows_entries import WholeRows
 from triplan.backends.triton.common.tiles import Tile, registers_for, waves_us
 from triplan.backends.triton.norms import rows_kernels as kernels
 from triplan.backends.triton.norms.shared import FEW_GROUPS, OPS, NormEntry
+from triplan.descriptors.norms import NormDescriptor
 from triplan.sku import ElementKind, Target
 
 #: Elements of a row from which on forward programs of 16-bit elements have fewer warps: these wait less for each other.
@@ -33,6 +35,22 @@ ODD_ELEMENT_US = 0.045
 IDLE = 1.15
 
 
+#: Backward, where no vectors are loaded, so many threads share a row that each has EACH elements at most, or half as
+#: many while few share it: no lane is idle but in a row's last piece, and rows of few threads are summed within a warp.
+DIVIDED_FROM, EACH, FEW_LANES = 16, 16, (8, 16)
+#: Warps of such a program, and elements of a thread, of whole rows, up to which it has several: with gradients of
+#: weight and bias, in tiles of up to SHORT elements and in longer ones; and without. (Sums over the rows of many warps,
+#: of a column each, conflict in shared memory.)
+SHORT, WARPS, SEVERAL = 128, (16, 8, 4), (16, 32, 16)
+#: Part of a thread's registers that its elements may take.
+HELD = 2 / 3
+#: Of such programs: elements a microsecond, of 16 bits with gradients of weight or bias and without, of f32 and f64;
+#: microseconds of an element of a thread; of a sum at the end, and warps, times those that have own rows, for which it
+#: takes twice as long; of short rows. (From drawn problems on an H200.)
+DIVIDED_PER_US, DIVIDED_ELEMENT_US = (3.7e5, 6e5, 3.2e5, 2e5), 0.02
+SUMS_US, SUMS_CONFLICT, SHORT_US = 0.02, 24, 2.0
+
+
 class NormRows(WholeRows, NormEntry, ops=OPS):
     longest = (16384, 8192)  # registers hold x forward, and backward also dout, weight and two sums
     #: Backward as many bytes as of long rows: two such programs on a multiprocessor, with the next rows on their way,
@@ -42,7 +60,41 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
     own_launches = 1
     versions = (2, 5)
 
+    def __init__(self, desc: NormDescriptor) -> None:
+        super().__init__(desc)
+        #: Elements of a piece of a row.
+        self.piece = self.lanes_of_row() * self.rows.together if self.divided() else self.tile.block
+        self.version = 6 if self.divided() else self.version
+
+    def divided(self) -> bool:
+        return self.backward and self.rows.begins_anywhere(ceil_power(self.rows.n), DIVIDED_FROM)
+
+    def lanes_of_row(self) -> int:
+        """Threads that share a row, of those that are divided."""
+        block = ceil_power(self.rows.n)
+        few, several = FEW_LANES
+        return min(max(block // EACH, min(2 * block // EACH, several), few), block // self.rows.together)
+
+    def pieces(self) -> int:
+        return max(-(-self.rows.n // self.piece), 1)
+
+    def divided_tile(self) -> Tile | None:
+        r, lanes, block = self.rows, self.lanes_of_row(), ceil_power(self.rows.n)
+        how = 2 if not self.gradients else int(block > SHORT)
+        each = -(-r.n // (lanes * r.together)) * r.together
+        warps, several = max(WARPS[how], lanes // 32), max(SEVERAL[how] // ceil_power(each), 1)
+        while several:
+            tile = Tile(several * (32 * warps // lanes), block, warps)
+            # Of each row dout, x and the gradients' sums; and the weights.
+            held = each * ((2 + len(self.gradients)) * several + 1) * self.compute.itemsize // 4
+            if held <= HELD * registers_for(tile, 1):
+                return tile
+            several //= 2
+        return None
+
     def find_tile(self) -> Tile | None:
+        if self.divided():
+            return self.divided_tile()
         r, tile, narrow = self.rows, super().find_tile(), self.element.itemsize == 2
         if tile is not None and self.backward:
             # Weights shared by rows of several warps come through shared memory; with two sums registers run out.
@@ -72,6 +124,15 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
             each *= max(ODD_ELEMENT_US if odd else 0.0, ELEMENT_US[self.centred])
             return super().us(target) + (each if tile.rows > 1 else 0.0)
         us = waves_us(self.sums, self.each * tile.rows * sum(self.traffic()) * r.sectors(tile.rows), target)
+        if self.divided():
+            narrow, alone = self.element.itemsize == 2, not self.gradients
+            per_us = DIVIDED_PER_US[alone if narrow else 3 if self.element is ElementKind.F64 else 2]
+            us = max(us, LAUNCH_US + r.count * self.pieces() * self.piece / per_us)
+            each *= self.pieces() * self.piece / tile.block
+            beside = min(max(tile.warps * 32 // self.lanes_of_row(), 1), tile.warps)  # warps that have own rows
+            sums = len(self.gradients) * self.pieces() * (1 + tile.warps * beside / SUMS_CONFLICT)
+            short = SHORT_US if self.gradients and tile.block <= SHORT else 0.0
+            return us + DIVIDED_ELEMENT_US * each + SUMS_US * sums + short
         if not r.vectors:
             few, several, *wide = SINGLE_PER_US
             per_us = few if tile.rows <= FEW_ROWS else several
@@ -88,7 +149,7 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         """How far backward programs fetch ahead. With 3, two groups of rows are in registers or on their way, with
         fewer one. A program of few groups only executes the instructions of fetching ahead, which are many where each
         element is fetched by itself."""
-        return 1 if self.each <= FEW_GROUPS else 3 if self.rows.vectors else 2
+        return 1 if self.each <= FEW_GROUPS or self.divided() else 3 if self.rows.vectors else 2
 
     def main(self) -> list[Launch]:
         r, tile = self.rows, self.tile
@@ -103,4 +164,5 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         fits_once = self.element is ElementKind.F32 and tile.block <= 128 and r.vectors and len(self.gradients) == 2
         lone = bool(self.gradients) and self.sums == 1 and self.element.itemsize == 2
         most = registers_for(tile, 1) if fits_once or lone else 0
-        return [self.launch(kernels.norm_backward_rows_kernel, self.sums, registers=most, STAGES=self.stages())]
+        which, count, piece, stages = kernels.norm_backward_rows_kernel, self.pieces(), self.piece, self.stages()
+        return [self.launch(which, self.sums, registers=most, PIECES=count, BLOCK=piece, STAGES=stages)]

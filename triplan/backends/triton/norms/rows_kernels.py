@@ -10,8 +10,11 @@ import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import (
+    converted_pieces,
     element_pointers,
     group_start,
+    live_pieces,
+    load_pieces,
     outer_and_lane,
     row_pointers,
 )
@@ -24,6 +27,7 @@ from triplan.backends.triton.norms.shared_kernels import (
     scale_of_statistic,
     statistic_and_scale,
     store_gradient,
+    sums_of,
     two_sums,
 )
 
@@ -155,62 +159,93 @@ def norm_backward_rows_kernel(
     OFFSET: tl.constexpr,
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
+    PIECES: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """dx = (g - hat * mean(g * hat) - mean(g)) * scale + dsummed along each row, as in ``shared_kernels``.
 
     dout, x, dx, dsummed: [outer, lanes, n]; mean, rstd: [rows]; weight: [n]; dweights, dbiases: [programs, n] of
-    COMPUTE. A program holds ``each`` tiles [ROWS, BLOCK], one after another, BLOCK >= n.
+    COMPUTE. A program holds ``each`` groups of ROWS rows, one after another, as PIECES tiles [ROWS, BLOCK], side by
+    side, which cover n.
 
     Program p also accumulates the gradients of weight and bias over its rows and stores them in row p of ``dweights``
     and ``dbiases``: without atomics, the order of additions is fixed. ``norm_fold_kernel`` reduces these rows.
     """
     program = tl.program_id(0)
     col = tl.arange(0, BLOCK)[None, :]
-    live_col = col < n
     count = n.to(COMPUTE)
-    w = tl.full((1, BLOCK), 1.0, COMPUTE)
-    if weight is not None:
-        w = tl.load(weight + col, mask=live_col, other=0.0).to(COMPUTE)
-        if OFFSET:
-            w += OFFSET
+    w = ()
     # One accumulator for each row of the tile: they are reduced once, at the end.
-    dw = tl.zeros((ROWS, BLOCK), COMPUTE)
-    db = tl.zeros((ROWS, BLOCK), COMPUTE)
+    dw = ()
+    db = ()
+    for i in tl.static_range(PIECES):
+        factor = tl.full((1, BLOCK), 1.0, COMPUTE)
+        if weight is not None:
+            factor = tl.load(weight + i * BLOCK + col, mask=col < n - i * BLOCK, other=0.0).to(COMPUTE)
+            if OFFSET:
+                factor += OFFSET
+        w = w + (factor,)
+        dw = dw + (tl.zeros((ROWS, BLOCK), COMPUTE),)
+        db = db + (tl.zeros((ROWS, BLOCK), COMPUTE),)
     for group in tl.range(each, num_stages=STAGES):  # pipelined: the next rows are in flight
         row = (program.to(tl.int64) * each + group) * ROWS + tl.arange(0, ROWS)[:, None]
         inside = row < rows
-        live = inside & live_col
+        lives = live_pieces(inside, n, PIECES, BLOCK)
         outer, lane = outer_and_lane(row, sizes, lanes)
-        dy = tl.load(element_pointers(dout, dout_strides, outer, sizes, lane, col), live, other=0.0)
-        v = tl.load(element_pointers(x, x_strides, outer, sizes, lane, col), live, other=0.0).to(COMPUTE)
-        dy = dy.to(COMPUTE)
+        dy = load_pieces(element_pointers(dout, dout_strides, outer, sizes, lane, col), lives, 0.0, dout_strides, BLOCK)
+        v = load_pieces(element_pointers(x, x_strides, outer, sizes, lane, col), lives, 0.0, x_strides, BLOCK)
+        v = converted_pieces(v, COMPUTE)
+        dy = converted_pieces(dy, COMPUTE)
         statistic = tl.load(rstd + row, mask=inside, other=0.0)
         scale = scale_of_statistic(statistic, eps, LENGTH)
+        centre = None
         if CENTRED:
-            v = v - tl.load(mean + row, mask=inside, other=0.0)  # not 0 past the row's end, but there ``dy`` is
-        hat = v * scale
-        g = dy * w
-        if dweights is not None:
-            dw += dy * hat
-        if dbiases is not None:
-            db += dy
+            centre = tl.load(mean + row, mask=inside, other=0.0)
+        hat = ()
+        g = ()
+        new_dw = ()
+        new_db = ()
+        for i in tl.static_range(PIECES):
+            deviation = v[i]
+            if CENTRED:
+                deviation = deviation - centre  # not 0 past the row's end, but there ``dy`` is
+            hat = hat + (deviation * scale,)
+            g = g + (dy[i] * w[i],)
+            new_dw = new_dw + (dw[i] + dy[i] * hat[i] if dweights is not None else dw[i],)
+            new_db = new_db + (db[i] + dy[i] if dbiases is not None else db[i],)
+        dw = new_dw
+        db = new_db
+        total = g[0] * hat[0]
+        for i in tl.static_range(1, PIECES):
+            total += g[i] * hat[i]
         if CENTRED:
-            g_total, total = two_sums(g, g * hat, 1, True)
+            g_total = g[0]
+            for i in tl.static_range(1, PIECES):
+                g_total += g[i]
+            g_total, total = two_sums(g_total, total, 1, True)
         else:
-            total = tl.sum(g * hat, 1, keep_dims=True)
+            total = tl.sum(total, 1, keep_dims=True)
         projection = projection_of(total, count, statistic, eps, LENGTH)
         g_mean = 0.0
         if CENTRED:
             g_mean = g_total / count
         to = row_pointers(dx, dx_strides, outer, sizes, lane)
-        store_gradient(
-            g, hat, to, dx, dbranch, dsummed, dx_strides, dbranch_strides, dsummed_strides, sizes, outer, lane, col,
-            live, g_mean, scale, projection, CENTRED, COMPUTE,
-        )  # fmt: skip
+        for i in tl.static_range(PIECES):
+            store_gradient(
+                g[i], hat[i], to, dx, dbranch, dsummed, dx_strides, dbranch_strides, dsummed_strides, sizes, outer,
+                lane, i * BLOCK + col, lives[i], g_mean, scale, projection, CENTRED, COMPUTE,
+            )  # fmt: skip
     line = program.to(tl.int64) * n + col
+    sums = ()
     if dweights is not None:
-        tl.store(dweights + line, tl.sum(dw, 0, keep_dims=True), mask=live_col)
+        sums = sums + dw
     if dbiases is not None:
-        tl.store(dbiases + line, tl.sum(db, 0, keep_dims=True), mask=live_col)
+        sums = sums + db
+    sums = sums_of(sums, 0)
+    for i in tl.static_range(PIECES):
+        live_col = col < n - i * BLOCK
+        if dweights is not None:
+            tl.store(dweights + line + i * BLOCK, sums[i], mask=live_col)
+        if dbiases is not None:
+            tl.store(dbiases + line + i * BLOCK, sums[len(sums) - PIECES + i], mask=live_col)

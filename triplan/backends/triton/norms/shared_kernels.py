@@ -59,6 +59,26 @@ def two_sums(a, b, axis: tl.constexpr, keep_dims: tl.constexpr):
 
 
 @jit
+def add_fours(a, b, c, d, e, f, g, h):
+    """(a + e, b + f, c + g, d + h)."""
+    return a + e, b + f, c + g, d + h
+
+
+@jit
+def sums_of(values, axis: tl.constexpr):
+    """The sum of each of a tuple of blocks along ``axis``, which stays: four at a time in one reduction."""
+    sums = ()
+    for i in tl.static_range(0, len(values), 4):
+        if not JOINT_REDUCTION or i + 4 > len(values):
+            for j in tl.static_range(i, min(i + 4, len(values))):
+                sums = sums + (tl.sum(values[j], axis, keep_dims=True),)
+        else:
+            four = (values[i], values[i + 1], values[i + 2], values[i + 3])
+            sums = sums + tl.reduce(four, axis, add_fours, keep_dims=True)
+    return sums
+
+
+@jit
 def scale_of_statistic(statistic, eps, LENGTH: tl.constexpr):
     """scale = statistic, which is rstd; with LENGTH, 1 / max(statistic, eps), where the statistic is the norm."""
     scale = statistic

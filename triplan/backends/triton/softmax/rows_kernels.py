@@ -12,44 +12,16 @@ import triton.language as tl
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import (
     ONE_BASIC_BLOCK,
+    converted_pieces,
     element_pointers,
     exponential,
     group_lanes,
-    load_rows,
+    live_pieces,
+    load_pieces,
     rematerialize,
     store_rows,
 )
 from triplan.backends.triton.softmax.shared_kernels import gradient_of, gradient_term, softmax_of
-
-
-@jit
-def _lives(lane, lanes, n, PIECES: tl.constexpr, BLOCK: tl.constexpr):
-    """Which elements [ROWS, BLOCK] of each piece of the rows ``lane`` exist. All pieces but the last are whole."""
-    lives = ()
-    for i in tl.static_range(PIECES):
-        live = lane < lanes
-        if i == PIECES - 1:
-            live = live & (tl.arange(0, BLOCK)[None, :] < n - i * BLOCK)
-        lives = lives + (live,)
-    return lives
-
-
-@jit
-def _loaded(at, lives, other, strides, BLOCK: tl.constexpr):
-    """The pieces of the rows whose first pieces are ``at``; where there are several, each row is contiguous."""
-    values = ()
-    for i in tl.static_range(len(lives)):
-        values = values + (load_rows(at + i * BLOCK, lives[i], other, strides, ""),)
-    return values
-
-
-@jit
-def _converted(values, COMPUTE: tl.constexpr):
-    """``values``, pieces [ROWS, BLOCK], in COMPUTE."""
-    found = ()
-    for i in tl.static_range(len(values)):
-        found = found + (values[i].to(COMPUTE),)
-    return found
 
 
 @jit
@@ -79,9 +51,11 @@ def softmax_rows_kernel(
     """
     outer, lane = group_lanes(tl.program_id(0), blocks, lanes, sizes, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
-    lives = _lives(lane, lanes, n, PIECES, BLOCK)
-    loaded = _loaded(element_pointers(x, x_strides, outer, sizes, lane, col), lives, -float("inf"), x_strides, BLOCK)
-    v = _converted(loaded, COMPUTE)
+    lives = live_pieces(lane < lanes, n, PIECES, BLOCK)
+    loaded = load_pieces(
+        element_pointers(x, x_strides, outer, sizes, lane, col), lives, -float("inf"), x_strides, BLOCK
+    )
+    v = converted_pieces(loaded, COMPUTE)
     top = v[0]
     for i in tl.static_range(1, PIECES):
         top = tl.maximum(top, v[i])
@@ -129,11 +103,11 @@ def softmax_backward_rows_kernel(
     """
     outer, lane = group_lanes(tl.program_id(0), blocks, lanes, sizes, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
-    lives = _lives(lane, lanes, n, PIECES, BLOCK)
-    dy = _loaded(element_pointers(dout, dout_strides, outer, sizes, lane, col), lives, 0.0, dout_strides, BLOCK)
-    y = _loaded(element_pointers(out, out_strides, outer, sizes, lane, col), lives, 0.0, out_strides, BLOCK)
-    dy = _converted(dy, COMPUTE)
-    y = _converted(y, COMPUTE)
+    lives = live_pieces(lane < lanes, n, PIECES, BLOCK)
+    dy = load_pieces(element_pointers(dout, dout_strides, outer, sizes, lane, col), lives, 0.0, dout_strides, BLOCK)
+    y = load_pieces(element_pointers(out, out_strides, outer, sizes, lane, col), lives, 0.0, out_strides, BLOCK)
+    dy = converted_pieces(dy, COMPUTE)
+    y = converted_pieces(y, COMPUTE)
     total = gradient_term(dy[0], y[0], LOG)
     for i in tl.static_range(1, PIECES):
         total += gradient_term(dy[i], y[i], LOG)
