@@ -11,6 +11,7 @@ from cases.rows import PLACES, SPECIAL, build, run
 from proofs import target
 
 import triplan as tp
+from triplan.backends.runtime.launch import Int
 from triplan.backends.triton.common import rows_entries
 from triplan.backends.triton.softmax import split
 from triplan.descriptors import Layout
@@ -61,6 +62,32 @@ def test_few_neighbours_have_a_small_tile(where: str, op: str, kernel: str) -> N
     plan = tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel))
     assert plan.launches[0].constexprs["ROWS"] == 8
     assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
+
+
+@pytest.mark.parametrize(("n", "lanes", "rows", "warps"), [(2, 1400, 1024, 4), (8, 704, 256, 1), (8, 701, 256, 4)])
+@pytest.mark.parametrize("op", ["softmax", "log_softmax_backward"])
+@pytest.mark.parametrize("where", WHERE)
+def test_threads_have_whole_short_rows_side_by_side(
+    where: str, op: str, n: int, lanes: int, rows: int, warps: int
+) -> None:
+    """A vector of neighbours each, or where no vectors are loaded rows by themselves."""
+    plan = tp.plan(
+        build(op, (2, n, lanes), 1, "f16"), target=target(where), preference=tp.PlanPreference(kernel="rows")
+    )
+    launch = plan.launches[0]
+    assert (launch.constexprs["ROWS"], launch.num_warps) == (rows, warps)
+    assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
+
+
+def test_rows_of_one_element_are_not_known_adjacent_where_no_vectors_are_loaded() -> None:
+    """Threads would have eight neighbours each, and load them one by one."""
+
+    def step(count: int) -> object:
+        desc = build("softmax", (1, count), 0, "f16")
+        return rows_entries.rows_of(desc).strides(desc.operands()[0], turns=False)[1]
+
+    assert step(4096) is None
+    assert step(4097) == Int(1)
 
 
 def test_rows_of_a_program_lie_where_most_neighbours_are_adjacent() -> None:

@@ -121,6 +121,8 @@ class Rows:
         # A lone row has the divisibility that neighbours would have: it decides a load's width, and so a sum's order.
         wide = not o.layout.packed or self.n >= I32_LIMIT
         lane = self._step(o, self._groups[-1][-1]) if self._groups else Int(0, wide, self._distance(o))
+        if self.n == 1 and lane is None and self.lanes % (16 // o.element.itemsize):
+            lane = Int(1)  # no vector of an odd number of elements is loaded at once: threads would access every eighth
         turned = Int(1) if turns and self._is_gapped(o) else None
         return (padded(outer, Int(0, True, 16)) if outer else None, lane, self._step(o, self.axis), turned)
 

@@ -22,6 +22,9 @@ PARTS = 8
 DIVIDED_FROM, SEVERAL, SEVERAL_WARPS = 16, 1024, 4
 #: Elements of a program of several rows where neighbours are adjacent in no operand. Untuned.
 GAPPED = 1024
+#: Bytes of compute elements up to which a thread has whole rows, a vector of neighbours, where these lie side by side;
+#: and bytes that such a program loads at least, if it has few warps: smaller ones leave memory idle.
+MOST_BESIDE, SHORT_BYTES = 256, 4096
 #: How much longer than estimated long rows take backward of which a quarter of the lanes or more has no element, and
 #: the shortest such tile. (From drawn problems on an H200.)
 IDLE, IDLE_FROM = 1.15, 8192
@@ -42,7 +45,8 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         divided = self.divided()
         #: Elements of a part of a row.
         self.part = self.tile.block // PARTS if divided else self.tile.block
-        self.version = 4 if divided else 2
+        short = self.rows.across and self.tile.rows > self.rows.neighbours
+        self.version = 4 if divided else 5 if short else 2
 
     def divided(self) -> bool:
         return self.rows.begins_anywhere(ceil_power(self.rows.n), DIVIDED_FROM)
@@ -54,7 +58,15 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         r = self.rows
         if block <= GAPPED // 2 and not (r.unit or r.across or r.crossed):
             return Tile(GAPPED // block, block, SEVERAL_WARPS)
-        return self.few_rows(block) or super().find_tile()
+        if found := self.few_rows(block):
+            return found
+        vector, size = 16 // self.element.itemsize, self.element.compute.itemsize
+        if r.across and vector * block * size <= MOST_BESIDE:
+            warps = min(max(SHORT_BYTES // (32 * 16 * block), 1), SEVERAL_WARPS)
+            rows = 32 * vector * warps
+            if rows <= 2 * r.lanes:
+                return Tile(rows, block, warps if r.lanes % vector == 0 else min(rows // 32, SEVERAL_WARPS))
+        return super().find_tile()
 
     def most_registers(self) -> int:
         # (Left alone, ptxas may spill a few registers of a tile of few rows to fit another program.)
