@@ -55,7 +55,20 @@ BOX = re.compile(r"\[[^\]]*\]")
 #: Registers hold either in the same space, and what they hold is computed in f32.
 HALF = re.compile(r"\bb?fp?16\b")
 #: Numbers that are no sizes: they select code, or follow from the element, as the largest value of a type does.
-NO_SIZES = {"ACROSS", "ALONG", "BITS", "FINISH", "FLAGS", "IDENTITY", "INFINITY", "KIND", "MAP", "STATES", "VALUE"}
+NO_SIZES = {
+    "ACROSS",
+    "ALONG",
+    "BITS",
+    "FINISH",
+    "FLAGS",
+    "IDENTITY",
+    "INFINITY",
+    "KIND",
+    "MAP",
+    "STATES",
+    "STEPS",
+    "VALUE",
+}
 VECTORS = r"\.v4\.b32|\.v2\.b64"
 
 
