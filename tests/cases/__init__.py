@@ -18,6 +18,9 @@ SM80, H200 = tp.Target.sm80(), tp.Target.sm90a()
 WHERE = [pytest.param(where, marks=getattr(pytest.mark, where)) for where in ("interpret", "gpu")]
 #: Of a test that compiles kernels.
 compiles = pytest.mark.skipif(interpreting(), reason="kernels are interpreted here")
+#: Of gradcheck and gradgradcheck: along one direction, not for each element, which takes four times as long. There a
+#: wrong element is one of many terms, and so the tolerances are a thousandth and a ten-thousandth of the usual ones.
+FAST: Any = {"fast_mode": True, "rtol": 1e-6, "atol": 1e-9}
 
 
 def places(*kernels: str) -> list[Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import FAST
 from cases.derivatives import FIXED, LOSSES, NAMES, ROWS, SHAPED, derivable
 from cases.functional import integers
 from samples import same
@@ -21,15 +22,15 @@ def detached(values: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 def test_gradcheck(name: str, device: str) -> None:
     ours, _, values = derivable(name, device)
     if name != "embedding_padded":  # its gradient is no derivative, on purpose
-        assert gradcheck(ours, values, check_forward_ad=True)
-    assert gradgradcheck(lambda *v: ours(*v) ** 2 if name in FIXED else ours(*v), values)  # linear ones
+        assert gradcheck(ours, values, check_forward_ad=True, **FAST)
+    assert gradgradcheck(lambda *v: ours(*v) ** 2 if name in FIXED else ours(*v), values, **FAST)  # linear ones
 
 
 @pytest.mark.parametrize("name", [*ROWS, *LOSSES])
 def test_third_derivatives(name: str, device: str) -> None:
     ours, _, (x, *rest) = derivable(name, device, (1, 2, 3))
     others = detached(rest)
-    assert gradgradcheck(lambda x: torch.autograd.grad((ours(x, *others) ** 3).sum(), x, create_graph=True), x)
+    assert gradgradcheck(lambda x: torch.autograd.grad((ours(x, *others) ** 3).sum(), x, create_graph=True), x, **FAST)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import FAST
 from torch.nn import functional
 
 from triplan.functional import attention, attention_qkvpacked, attention_varlen, scaled_dot_product_attention
@@ -52,13 +53,13 @@ def test_as_torch(case: str, device: str) -> None:
 def test_gradients(options: dict[str, Any]) -> None:
     """First and second derivatives by differences."""
     given = drawn((1, 3, 2, 4), (1, 4, 1, 4), (1, 4, 1, 4))
-    torch.autograd.gradcheck(lambda *t: attention(*t, **options)[0], given)
-    torch.autograd.gradgradcheck(lambda *t: attention(*t, **options)[0], given)
+    torch.autograd.gradcheck(lambda *t: attention(*t, **options)[0], given, **FAST)
+    torch.autograd.gradgradcheck(lambda *t: attention(*t, **options)[0], given, **FAST)
 
 
 def test_gradient_of_a_mask() -> None:
     given = drawn((1, 3, 2, 4), (1, 4, 1, 4), (1, 4, 1, 4), (3, 4))
-    torch.autograd.gradcheck(lambda q, k, v, m: attention(q, k, v, mask=m)[0], given)
+    torch.autograd.gradcheck(lambda q, k, v, m: attention(q, k, v, mask=m)[0], given, **FAST)
 
 
 #: Starts of queries and keys: a row of none at either end, no query, no key, more queries than keys.
@@ -73,8 +74,8 @@ def test_gradients_of_a_sink_and_slopes() -> None:
         def call(q: Any, k: Any, v: Any, *others: Any, names: Any = names) -> Any:
             return attention(q, k, v, **{"slopes": slopes.detach()} | dict(zip(names, others, strict=True)))[0]
 
-        torch.autograd.gradcheck(call, given[: 3 + len(names)])
-        torch.autograd.gradgradcheck(call, given[: 3 + len(names)], fast_mode=True)
+        torch.autograd.gradcheck(call, given[: 3 + len(names)], **FAST)
+        torch.autograd.gradgradcheck(call, given[: 3 + len(names)], **FAST)
     with pytest.raises(RuntimeError, match="one for each head"):
         attention(q, k, v, sink=sink[:1])
 
