@@ -120,13 +120,14 @@ def cases(
     where: str, op: str, entry: tp.KernelRow, n: int, kind: Kind = "cancelling"
 ) -> Iterator[tuple[Problem, tp.Plan[Any, Any]]]:
     """A problem and its plan for each element and option that the entry takes: ``n`` contributions, or a tenth of that
-    where the entry is for small problems, or 48 (wgmma adds up 16 products at once, in no order), 8 or 2. In the
-    interpreter, which is slow, elements and options take turns."""
+    where the entry is for small problems, or 48 (wgmma adds up 16 products at once, in no order), 8 or 2. Elements and
+    options take turns in the interpreter, which is slow, and where references, which have met every pair of them with
+    cancelling values, meet others."""
     family = FAMILIES[op]
     fewer = [e for e in entry.elements if where == "interpret" and e in INTERPRETED]
     elements, options = sorted(fewer or entry.elements), family.options
     pairs = list(product(elements, options))
-    if where == "interpret":
+    if where == "interpret" or (where == "cpu" and kind != "cancelling"):
         turns = range(max(len(elements), len(options)))
         pairs = [(elements[i % len(elements)], options[i % len(options)]) for i in turns]
     for element, option in pairs:
