@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import triplan as tp
-from bench.anywhere.drawing import Draw, Peer, Tensors, described
+from bench.anywhere.drawing import Draw, Peer, Tensors, described, placed
 from triplan.testing.placing import write
 
 
@@ -34,7 +34,7 @@ def complete(desc: Any, t: Tensors) -> None:
 
 
 def peers(desc: Any) -> dict[str, Peer]:
-    return {"torch": lambda t: _torchs(desc, t)}
+    return {"torch": placed(lambda t: _torchs(desc, t))}
 
 
 def _torchs(desc: Any, t: Tensors) -> Tensors:

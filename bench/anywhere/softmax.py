@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import triplan as tp
-from bench.anywhere.drawing import Draw, Peer, Tensors, described
+from bench.anywhere.drawing import Draw, Peer, Tensors, described, placed
 from triplan.testing.placing import write
 
 
@@ -35,5 +35,5 @@ def peers(desc: Any) -> dict[str, Peer]:
     forward = torch.log_softmax if is_log else torch.softmax
     backward = aten._log_softmax_backward_data if is_log else aten._softmax_backward_data
     if desc.op.endswith("_backward"):
-        return {"torch": lambda t: {"dx": backward(t["dout"], t["out"], axis, dtype)}}
-    return {"torch": lambda t: {"out": forward(t["x"], axis)}}
+        return {"torch": placed(lambda t: {"dx": backward(t["dout"], t["out"], axis, dtype)})}
+    return {"torch": placed(lambda t: {"out": forward(t["x"], axis)})}
