@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 import triplan as tp
 from triplan import functional
 from triplan.functional import _plans
+from triplan.functional._ops import RECORDED
 from triplan.functional._replay import program as _program, replay as _replay
 from triplan.functional.batch_norm.calls import _normalised
 from triplan.functional.elementwise.table import _to_target, _written
@@ -134,7 +135,7 @@ def replays_on_cpu() -> Iterator[list[bool]]:
 def _replays() -> tuple[_replay.Replays, ...]:
     functions = (getattr(functional, name) for name in functional.__all__)
     every = (*functions, _multi_head, _transposed, _normalised, _flattened, _written, _to_target)
-    return tuple(f.replays for f in every if hasattr(f, "replays"))
+    return (*(f.replays for f in every if hasattr(f, "replays")), *(op.replays for op in RECORDED.values()))
 
 
 def forget() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from replaying import noted, replays_on_cpu
 from samples import in_ranks
 from torch import Tensor, distributed as dist
 
@@ -76,6 +77,19 @@ DIVIDED = {
     "pad": {"0 S(0)": "S(0)"},
     "cast": {"0 S(1)": "S(1)"},
 }
+#: Functions whose calls of local tensors are seen to be replayed: with views, copies, several results, lists, scratch.
+REPLAYED = (
+    "addbmm",
+    "attention",
+    "cat",
+    "conv2d",
+    "cross_entropy",
+    "embedding",
+    "gelu",
+    "index_add",
+    "layer_norm",
+    "linear",
+)
 #: Calls that hold tensors of their own, which are the same on each rank.
 CLOSED = ("attention_varlen", "nn.MultiheadAttention")
 
@@ -163,6 +177,18 @@ def compare(name: str, device: str, mesh: Any, at: int, placement: Any, alone: l
     return str(getattr(made[0], "placements", ("plain",))[0])
 
 
+def replay_of(name: str, device: str, mesh: Any) -> list[bool]:
+    """Of the third call with a divided first argument: whether each replay that was asked answered."""
+    from torch.distributed.tensor import Shard
+
+    alone = outcome(name, device, mesh)
+    with replays_on_cpu() if device == "cpu" else noted() as answers:
+        for _ in range(3):
+            answers.clear()
+            compare(name, device, mesh, 0, Shard(0), alone)
+        return list(answers)
+
+
 def work(rank: int, folder: str, kind: str, names: list[str]) -> None:
     warnings.simplefilter("ignore")
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
@@ -173,6 +199,7 @@ def work(rank: int, folder: str, kind: str, names: list[str]) -> None:
     store = f"file://{folder}/store"
     dist.init_process_group("nccl" if kind == "cuda" else "gloo", init_method=store, rank=rank, world_size=WORLD)
     wrong, made = dict[str, dict[str, str]](), dict[str, dict[str, str]]()
+    replays = dict[str, list[bool]]()
     try:
         mesh = dist.init_device_mesh(kind, (WORLD,))
         for name in names:
@@ -186,9 +213,10 @@ def work(rank: int, folder: str, kind: str, names: list[str]) -> None:
                         made[name][way] = compare(name, str(device), mesh, at, placement, alone)
                     except Exception:
                         wrong[name][way] = traceback.format_exc()
+        replays = {name: replay_of(name, str(device), mesh) for name in REPLAYED}
         dist.barrier()  # gloo's thread has done what nothing waited for: it may not outlive the group
     finally:
-        Path(folder, f"{rank}.json").write_text(json.dumps({"wrong": wrong, "made": made}))
+        Path(folder, f"{rank}.json").write_text(json.dumps({"wrong": wrong, "made": made, "replays": replays}))
         dist.destroy_process_group()
 
 
@@ -211,3 +239,10 @@ def test_divided_arguments_give_what_whole_ones_do(name: str, found: list[dict[s
 def test_what_is_divided_stays_divided(name: str, found: list[dict[str, Any]]) -> None:
     for of in found:
         assert {way: of["made"][name][way] for way in DIVIDED[name]} == DIVIDED[name]
+
+
+@pytest.mark.parametrize("name", REPLAYED)
+def test_the_calls_of_local_tensors_are_replayed(name: str, found: list[dict[str, Any]]) -> None:
+    for of in found:
+        assert of["replays"][name]
+        assert all(of["replays"][name])

@@ -29,6 +29,7 @@ from torch.compiler import is_dynamo_compiling
 from triplan.facade.check import check_storage, is_injective, may_overlap
 from triplan.functional._forward import Linearity, derivative, refuse_forward_mode, save_for_forward
 from triplan.functional._replay.recording import recording, unwatched
+from triplan.functional._replay.replay import Replays
 from triplan.functional._sharding import announce, any_dtensor, dispatched, make_known, write
 from triplan.functional._sharding.axes import Axes
 from triplan.functional._watching import needs_grad, tensors_in, transformed
@@ -137,7 +138,13 @@ class Recorded(Differentiable):
         how ranks can divide its tensors (see ``_sharding.axes``)."""
         super().__init__(name, kernel, setup=setup, backward=backward)
         self.fake, self.linearity = fake, linearity
-        self.overload = _register(name, signature, kernel, fake)
+        #: Of calls through torch's dispatcher, such as those of a DTensor's local tensors and of compiled graphs.
+        self.replays = Replays(kernel)
+
+        def dispatched_kernel(*args: Any) -> Any:
+            return self.replays.call(args)
+
+        self.overload = _register(name, signature, dispatched_kernel, fake)
         RECORDED[name] = self
         announce(self.overload, axes)
 

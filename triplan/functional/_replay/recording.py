@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -150,6 +151,9 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped 
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func._can_decompose():  # made of other ops; in a kernel that torch's dispatcher calls, it comes whole
+            with _seen_by(self):
+                return func.decompose(*args, **kwargs)
         count = len(self.steps)
         result = func(*args, **kwargs)
         # A plan ran within the op, as one does for tensors that watch: repeated, both would run.
@@ -204,6 +208,16 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped 
                 storages.update(t.untyped_storage()._cdata for t in step.tensors())
                 found.append(step)
         return found[::-1]
+
+
+@contextmanager
+def _seen_by(record: Recording) -> Iterator[None]:
+    """A dispatch mode does not see the ops of its own handler."""
+    TorchDispatchMode.__enter__(record)  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        TorchDispatchMode.__exit__(record, None, None, None)  # type: ignore[no-untyped-call]
 
 
 class _Thread(threading.local):
