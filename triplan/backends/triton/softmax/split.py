@@ -17,6 +17,8 @@ from triplan.sku import Target
 #: Elements of tiles of several rows that a multiprocessor has in a microsecond in both launches: forward, backward, and
 #: backward of more than 16 bits. (From drawn problems on an H200.)
 TURNED_PER_US = (2300.0, 1900.0, 1450.0)
+#: The same, forward, of 16 bits, where the axis is contiguous in one operand and not in the other.
+CROSSED_PER_US = 3600.0
 #: The kernels that merge the partial results of a row, forward and backward.
 MERGED = (kernels.softmax_merge_kernel, kernels.softmax_backward_merge_kernel)
 
@@ -53,7 +55,10 @@ class SoftmaxSplit(TurnedSplit, SoftmaxEntry, ops=OPS):
         us += LAUNCH_US if self.merges_apart() else 0.0
         if tile.rows == 1:
             return us
-        per_us = TURNED_PER_US[self.backward + (self.backward and self.element.itemsize > 2)]
+        wide = self.element.itemsize > 2
+        per_us = TURNED_PER_US[self.backward + (self.backward and wide)]
+        if self.rows.crossed and not self.backward and not wide:
+            per_us = CROSSED_PER_US
         busy = self.tiles_us(tile, self.rows.programs(tile, pieces), per_us, target, 0.5)
         return max(us, (3 if self.merges_apart() else 2) * LAUNCH_US + busy)
 
