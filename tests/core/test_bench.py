@@ -96,6 +96,7 @@ class Gpu:
         self.now_us = 0.0
         self.recording: list[float] | None = None
         self.log: list[str] = []
+        self.waiting = "default"  # what becomes of work that waits for the device
 
     def work(self, name: str, us: float) -> Callable[[int], None]:
         def call(i: int) -> None:
@@ -146,6 +147,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
         return SimpleNamespace(wait_stream=lambda other: None)
 
     simulation = {"Event": Event, "CUDAGraph": Graph, "graph": capture, "synchronize": lambda: None}
+    simulation["set_sync_debug_mode"] = lambda mode: setattr(simulated, "waiting", mode)
     streams = {"Stream": stream, "current_stream": stream, "stream": nullcontext}
     for name, value in {**simulation, **streams}.items():
         monkeypatch.setattr(torch.cuda, name, value)
@@ -186,6 +188,21 @@ def test_work_that_refuses_capture_is_timed_in_a_loop_but_a_plan_is_an_error(gpu
         (found,) = timing.device_times([Contestant("w", refusing, 2)], 5, 1)
         assert found.median_us == pytest.approx(40.0)
         assert found.not_captured == "no graph: operation not permitted"
+
+
+def test_work_that_waits_for_the_device_is_never_captured(gpu: Gpu) -> None:
+    run, captured = gpu.work("w", 40.0), []
+
+    def waiting(i: int) -> None:
+        captured.append(gpu.recording is not None)
+        if gpu.waiting == "error":
+            raise RuntimeError("called a synchronizing CUDA operation")
+        run(i)
+
+    (found,) = timing.device_times([Contestant("w", waiting, 2)], 5, 1)
+    assert found.not_captured == "no graph: called a synchronizing CUDA operation"
+    assert not any(captured)
+    assert gpu.waiting == "default"
 
 
 def test_long_calls_that_cannot_be_the_fastest_are_timed_twice(gpu: Gpu) -> None:
