@@ -225,7 +225,8 @@ def write_tile(
     ``acc`` (rows, columns) f32; ``held`` is what ``load_bias`` returned; ``result`` is (c, bias, alpha, n). Blocks of
     columns go round-robin through BUFFERS staging ``buffers``, from FIRST on. ``product`` and SHARED: the index in the
     batch and the layout of a block as a matrix; SHARED is None without a batch. ``added`` is (c0, beta, stride of its
-    rows, stride of its batch, m), if HAS_C0: c0 is read by pointers, its columns are contiguous. EACH: see ``load_c0``.
+    rows, stride of its batch, m), if HAS_C0: c0 is read by pointers, its columns are contiguous. EACH: see ``load_c0``;
+    WARPS: how many write.
     """
     c, _, alpha, n = result
     COLUMNS: gl.constexpr = acc.shape[1]

@@ -33,8 +33,6 @@ ODD_ELEMENT_US = 0.045
 #: How much longer than estimated rows take backward of which a quarter of the lanes or more has no element, where there
 #: are enough to be bound by memory. (From drawn problems on an H200.)
 IDLE = 1.15
-
-
 #: Backward, where no vectors are loaded, so many threads share a row that each has EACH elements at most, or half as
 #: many while few share it: no lane is idle but in a row's last piece, and rows of few threads are summed within a warp.
 DIVIDED_FROM, EACH, FEW_LANES = 16, 16, (8, 16)
@@ -44,10 +42,11 @@ DIVIDED_FROM, EACH, FEW_LANES = 16, 16, (8, 16)
 SHORT, WARPS, SEVERAL = 128, (16, 8, 4), (16, 32, 16)
 #: Part of a thread's registers that its elements may take.
 HELD = 2 / 3
-#: Of such programs: elements a microsecond, of 16 bits with gradients of weight or bias and without, of f32 and f64;
-#: microseconds of an element of a thread; of a sum at the end, and warps, times those that have own rows, for which it
-#: takes twice as long; of short rows. (From drawn problems on an H200.)
+#: Of such programs, elements a microsecond: of 16 bits with gradients of weight or bias, of 16 bits without, of f32, of
+#: f64. And microseconds of an element of a thread. (These and what follows: from drawn problems on an H200.)
 DIVIDED_PER_US, DIVIDED_ELEMENT_US = (3.7e5, 6e5, 3.2e5, 2e5), 0.02
+#: Microseconds of a sum at such a program's end. It takes twice as long where its warps, times those of them that have
+#: rows of their own, are SUMS_CONFLICT. And microseconds that a program of short rows takes beside.
 SUMS_US, SUMS_CONFLICT, SHORT_US = 0.02, 24, 2.0
 
 
