@@ -97,8 +97,9 @@ def check_memory(
     if memory.device != device:
         raise InvalidProblem(f"{op}: {what} is on {memory.device}, the operands on {device}")
     _ = memory.address  # raises if the memory is gone
+    start, end = span(memory.tensor)
     for name, tensor in others:
-        if may_overlap(memory.tensor, tensor):
+        if start < span(tensor)[1] and tensor.data_ptr() < end:  # contiguous: it has no gaps for others to lie in
             raise InvalidProblem(f"{op}: {what} shares memory with {name}")
 
 

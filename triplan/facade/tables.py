@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from triplan.backends.runtime import cuda
 from triplan.backends.runtime.launcher import WORKSPACE, BoundLaunch, Places
@@ -24,6 +26,8 @@ from triplan.sku import SUPPORTED, BackendKind, Support
 
 D = TypeVar("D", bound=Descriptor)
 A = TypeVar("A")
+#: The addresses of a tensor's first byte and after its last, its name, and whether it is written.
+Span: TypeAlias = tuple[int, int, str, bool]
 
 
 class TablePlan(Plan[D, A]):
@@ -185,9 +189,14 @@ class TablePlan(Plan[D, A]):
 
 
 def _check_lists(desc: Descriptor, plan: TablePlan[Any, Any], args: Any) -> None:
-    """Raise what is wrong with args whose streams are lists; ``facade/check.py`` checks each tensor."""
+    """Raise what is wrong with args whose streams are lists; ``facade/check.py`` checks each tensor.
+
+    Lists in which nothing is wrong are seen by a few passes: gradients have new addresses in most steps of training,
+    and to look at each of hundreds of tensors takes the host longer than a step takes the device.
+    """
     op, sizes, streams = desc.op, plan._sizes, plan._streams
     named: list[check.Named] = []
+    spans, seen = list[Span](), set[str]()
     lists = [name for name in streams if isinstance(getattr(args, name), (list, tuple))]
     others = [f"{name} is {type(getattr(args, name)).__name__}" for name in streams if name not in lists]
     if others:
@@ -206,12 +215,17 @@ def _check_lists(desc: Descriptor, plan: TablePlan[Any, Any], args: Any) -> None
             continue
         if len(value) != len(sizes):
             raise InvalidProblem(f"{op}: {o.name} is {len(value)} tensors; a sequence of {len(sizes)} is expected")
+        if (own := _plain_spans(o, value, sizes)) is not None:
+            spans += own
+            named.append((f"{o.name}[0]", _piece(o, value[0]), value[0]))  # all have its device
+            seen.add(f"{o.name}[0]")
+            continue
         for i, (t, n) in enumerate(zip(value, sizes, strict=True)):
             name = f"{o.name}[{i}]"
-            own = _piece(o, check._as_tensor(op, name, o, t))
+            piece = _piece(o, check._as_tensor(op, name, o, t))
             if t.numel() != n:
                 raise InvalidProblem(f"{op}: {name} has {t.numel()} elements; {n} (sizes[{i}]) are expected")
-            named.append((name, own, t))
+            named.append((name, piece, t))
     known = {o.name for o in desc.operands()}
     for f in fields(args):
         if f.name not in known and getattr(args, f.name) is not None:
@@ -222,7 +236,8 @@ def _check_lists(desc: Descriptor, plan: TablePlan[Any, Any], args: Any) -> None
     for name, o, t in named:
         check._check_promises(op, name, o, t)
         check._check_overlap(op, [(name, o, t)])
-    _check_apart(op, named)
+    spans += [(*check.span(t), name, o.is_written) for name, o, t in named if t.numel() and name not in seen]
+    _check_apart(op, spans)
 
 
 def _piece(o: Operand, t: Tensor) -> Operand:
@@ -230,11 +245,33 @@ def _piece(o: Operand, t: Tensor) -> Operand:
     return replace(o, shape=tuple(t.shape), layout=o.layout.model_copy(update={"alignment": None}))
 
 
-def _check_apart(op: str, named: list[check.Named]) -> None:
+def _plain_spans(o: Operand, value: Sequence[Any], sizes: Sequence[int]) -> list[Span] | None:
+    """The spans of tensors that are what they are expected to be, each pass over them in C. None where one may not be:
+    a look at each then says which."""
+    if not value or set(map(type, value)) - {Tensor, Parameter} or not o.layout.packed:
+        return None
+    kinds = set(map(attrgetter("dtype", "layout", "is_nested"), value))
+    if kinds != {(o.element.torch, torch.strided, False)} or len(set(map(attrgetter("device"), value))) > 1:
+        return None
+    if tuple(map(Tensor.numel, value)) != tuple(sizes) or not all(map(Tensor.is_contiguous, value)):
+        return None
+    if any(map(Tensor.is_neg, value)) or (
+        o.is_written and torch.is_grad_enabled() and any(map(attrgetter("requires_grad"), value))
+    ):
+        return None
+    each, starts = o.element.itemsize, list(map(Tensor.data_ptr, value))
+    # The address of a view into freed storage is its offset.
+    offsets = map(Tensor.storage_offset, value)
+    if any(a % each or (n and a == each * at) for a, n, at in zip(starts, sizes, offsets, strict=True)):
+        return None
+    ends = zip(starts, sizes, strict=True)
+    return [(a, a + n * each, f"{o.name}[{i}]", o.is_written) for i, (a, n) in enumerate(ends) if n]
+
+
+def _check_apart(op: str, spans: list[Span]) -> None:
     """Raise unless what is written shares no memory: one pass over thousands of tensors, in order of address."""
-    spans = sorted((*check.span(t), name, o.is_written) for name, o, t in named if t.numel())
     ends = {True: (0, ""), False: (0, "")}  # the furthest end so far of what is written and of any, and whose it is
-    for start, end, name, written in spans:
+    for start, end, name, written in sorted(spans):
         furthest, other = ends[not written] if written else ends[True]
         if start < furthest:
             raise InvalidProblem(f"{op}: {name} shares memory with {other}, and one of them is written")

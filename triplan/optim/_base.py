@@ -93,13 +93,10 @@ class _Known:
         calls = []
         for step, at in self.parts:
             own = [grads[i] for i in at]
-            if step.device.type == "cuda":
-                call = step.known(own, scale, found)
-            else:
+            call = step.known(own, scale, found)
+            if call is None:
                 own = [packed(g, local(self.params[i])) for g, i in zip(own, at, strict=True)]
                 call = partial(step, own, grad_scale=scale, found_inf=found)
-            if call is None:
-                return False
             calls.append(call)
         numbers = optimizer.numbers(group)
         for call in calls:

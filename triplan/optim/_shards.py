@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from triplan.errors import InvalidProblem
-from triplan.functional._sharding import is_dtensor, local_of
+from triplan.functional._sharding import is_dtensor
 
 
 def is_replicated(t: Any) -> bool:
@@ -18,10 +18,7 @@ def is_replicated(t: Any) -> bool:
 
 def local(t: Any) -> Tensor:
     """This rank's part of a DTensor; any other tensor as it is."""
-    if not is_dtensor(t):
-        return t  # type: ignore[no-any-return]
-    with torch.no_grad():
-        found: Tensor = local_of(t).detach()
+    found: Tensor = t.to_local().detach() if is_dtensor(t) else t
     return found
 
 

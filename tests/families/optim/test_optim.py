@@ -15,7 +15,7 @@ import triplan as tp
 import triplan.optim as ours
 from triplan.backends.triton.common.tables import CHUNK, chunk_table, tables
 from triplan.backends.triton.optim import update
-from triplan.errors import InvalidProblem
+from triplan.errors import InvalidProblem, TriplanError
 from triplan.facade.cache import PlanCache
 from triplan.functional import optim as functional
 from triplan.sku import interpreting
@@ -238,6 +238,16 @@ def listed(sizes: tuple[int, ...] = (3, 0, 5)) -> tuple[tp.AdamPlan, dict[str, A
     return plan, {**streams, "steps": torch.zeros(len(sizes)), "hyper": torch.full((5,), 0.5, dtype=torch.float64)}
 
 
+def freed(n: int) -> torch.Tensor:
+    t = torch.ones(n)
+    t.untyped_storage().resize_(0)
+    return t
+
+
+def misaligned(n: int) -> torch.Tensor:
+    return torch.frombuffer(bytearray(4 * n + 1), dtype=torch.float32, count=n, offset=1)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -246,6 +256,11 @@ def listed(sizes: tuple[int, ...] = (3, 0, 5)) -> tuple[tp.AdamPlan, dict[str, A
         ({"grad": [torch.ones(3), torch.ones(0), torch.ones(4)]}, r"grad\[2\] has 4 elements; 5"),
         ({"grad": [torch.ones(3), torch.ones(0), torch.ones(5).half()]}, r"grad\[2\] has dtype"),
         ({"grad": [torch.ones(6)[::2], torch.ones(0), torch.ones(5)]}, r"grad\[0\] has strides \(2,\)"),
+        ({"grad": [torch.ones(3), torch.ones(0), torch._neg_view(torch.ones(5))]}, r"grad\[2\] is a .* lazy view"),
+        ({"grad": [torch.ones(3), torch.ones(0), freed(5)]}, r"grad\[2\] has no memory"),
+        ({"grad": [torch.ones(3), torch.ones(0), misaligned(5)]}, r"grad\[2\] is at 0x.*, which is not a multiple"),
+        ({"grad": [torch.ones(3), torch.ones(0), torch.ones(5, device="meta")]}, r"grad\[2\] is on meta"),
+        ({"param": [torch.ones(3), torch.ones(0), torch.ones(5, requires_grad=True)]}, r"param\[2\] is a leaf"),
         ({"steps": None}, "steps is missing"),
         ({"found_inf": torch.zeros(1)}, "found_inf was passed"),
     ],
@@ -253,7 +268,7 @@ def listed(sizes: tuple[int, ...] = (3, 0, 5)) -> tuple[tp.AdamPlan, dict[str, A
 def test_lists_that_are_refused(change: dict[str, Any], said: str) -> None:
     plan, given = listed()
     assert plan.can_implement(tp.AdamArgs(**given))
-    with pytest.raises(InvalidProblem, match=said):
+    with pytest.raises(TriplanError, match=said):
         plan.run(tp.AdamArgs(**given | change))
 
 

@@ -25,9 +25,10 @@ def in_order(terms: Tensor) -> Tensor:
 
 def gathered(t: Tensor, mesh: Any, mesh_dim: int) -> Tensor:
     """The tensors of all ranks along an axis of the mesh, in their order, with an axis in front."""
-    found = t.new_empty((mesh.size(mesh_dim), *t.shape))
-    distributed.all_gather([*found.unbind()], t.contiguous(), group=mesh.get_group(mesh_dim))
-    return found
+    count = mesh.size(mesh_dim)
+    found = t.new_empty(count * t.numel())  # flat: gloo takes no axis in front
+    distributed.all_gather_into_tensor(found, t.reshape(-1), group=mesh.get_group(mesh_dim))
+    return found.view(count, *t.shape)
 
 
 class Sum(Partial):
