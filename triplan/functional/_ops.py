@@ -16,6 +16,7 @@ Ops with several results, or whose result's dtype is not their first argument's,
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -412,6 +413,8 @@ def _function(op: Differentiable, setup: Callable[..., None], backward: Callable
                 return torch.stack(each), 0
             return tuple(map(torch.stack, zip(*each, strict=True))), (0,) * len(each[0])
 
+    forward: Any = OutOfPlace.forward
+    forward.__signature__ = inspect.signature(forward)  # torch asks at each call
     OutOfPlace.__name__ = OutOfPlace.__qualname__ = "_".join(_qualified(op.name))
     return OutOfPlace
 
