@@ -27,7 +27,7 @@ def drawn(name: str, device: str, dtype: torch.dtype = torch.float32, m: int = 6
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize(
-    "name", [name for name in NAMES if name not in ("relu_squared", "sample", "swiglu")]
+    "name", [name for name in NAMES if name not in ("reduce_expression", "relu_squared", "sample", "swiglu")]
 )  # torch has no such function
 def test_autocast_gives_torchs_dtype(name: str, dtype: torch.dtype, device: str) -> None:
     call = drawn(name, device, dtype)
@@ -35,13 +35,19 @@ def test_autocast_gives_torchs_dtype(name: str, dtype: torch.dtype, device: str)
         assert call.ours(*call.given(False)).dtype == call.theirs(*call.given(False)).dtype
 
 
-@pytest.mark.parametrize("name", ["rms_norm", "mm", "nll_loss"])
+#: By function: the one of torch whose conversion it follows.
+FOLLOWED = {name: name for name in ("rms_norm", "mm", "nll_loss")}
+FOLLOWED["token_log_probs"] = "log_softmax"
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
 def test_autocast_follows_torchs_table(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a torch that converts for other functions on the CPU: rms_norm to f32, and neither mm nor nll_loss."""
-    monkeypatch.setitem(_autocast.CONVERTED, "cpu", _autocast.CONVERTED["cpu"] ^ {"rms_norm", "mm", "nll_loss"})
+    """As in a torch that converts to f32 on the CPU what it converts on GPUs, and neither mm nor nll_loss."""
+    changed = set(FOLLOWED.values())
+    monkeypatch.setitem(_autocast.CONVERTED, "cpu", _autocast.CONVERTED["cpu"] ^ changed)
     given = torch.float32 if name == "mm" else torch.bfloat16
     call = drawn(name, "cpu", given)
-    expected = torch.float32 if name == "rms_norm" else given
+    expected = given if name == "nll_loss" else torch.float32
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert call.ours(*call.given(False)).dtype == expected
 

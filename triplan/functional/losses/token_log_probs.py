@@ -8,6 +8,7 @@ import torch
 
 from triplan import expr
 from triplan.facade import CrossEntropyPlan
+from triplan.functional._autocast import widened
 from triplan.functional._ops import RECORDED, Recorded
 from triplan.functional._plans import run_expression
 from triplan.functional._replay.recording import is_plain
@@ -75,13 +76,15 @@ def token_log_probs(logits: Tensor, tokens: Tensor) -> Tensor:
         tokens: [rows], i64, as ``sample`` returns them; -1, which it returns where no token can be drawn, has 0.
 
     Returns:
-        [rows], of the logits' dtype: computed in f32 (f64 for f64), and rounded once.
+        [rows], of the logits' dtype, or f32 where autocast converts for log_softmax: computed in f32 (f64 for f64), and
+        rounded once.
     """
     if logits.dim() != 2 or tokens.shape != logits.shape[:1]:
         raise RuntimeError(
             f"token_log_probs(): logits {tuple(logits.shape)}, tokens {tuple(tokens.shape)}; expected (rows, "
             "vocabulary) and (rows,)"
         )
+    (logits,) = widened("log_softmax", logits)
     logits, tokens, _, _ = checked("token_log_probs", logits, tokens, None, None, _HOW)
     found: Tensor = _log_probs(logits, tokens)[0]
     return found
