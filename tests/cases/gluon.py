@@ -23,7 +23,7 @@ from triplan.backends.runtime import gluon as runtime
 from triplan.backends.runtime.gluon import gl
 from triplan.backends.runtime.launch import Counter, Float, Int, Launch, Ptr, Scalar, Scratch, Stride, TensorMap
 from triplan.backends.triton import attention, conv, gemm
-from triplan.backends.triton.common import meeting_kernels
+from triplan.backends.triton.common import meeting_kernels, rings_kernels
 from triplan.sku import ElementKind
 
 Tensor = torch.Tensor
@@ -34,7 +34,7 @@ MODULES = {
         for name, module in vars(family).items()
         if name.startswith(("wgmma", "banded")) and name.endswith("_kernels")
     ]
-    + [meeting_kernels]
+    + [meeting_kernels, rings_kernels]
     for family in (attention, conv, gemm)
 }
 _TORCH = {

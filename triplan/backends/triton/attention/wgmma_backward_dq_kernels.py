@@ -15,7 +15,8 @@ from triplan.backends.runtime.gluon import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triplan.backends.triton.attention.wgmma_shared_kernels import LN_2, LOG2_E, ROWS, following, matrix, numbered_tile
+from triplan.backends.triton.attention.wgmma_shared_kernels import LN_2, LOG2_E, ROWS, numbered_tile
+from triplan.backends.triton.common.rings_kernels import matrix, next_slot
 
 #: Rows of a tile, and keys of a block.
 TILE = gl.constexpr(128)
@@ -72,7 +73,7 @@ def load_dq(q, k, v, out, dout, ring, sizes, WIDTH: gl.constexpr, STAGES: gl.con
             mbarrier.wait(v_empty.index(slot), phase)
             mbarrier.expect(v_full.index(slot), TILE * WIDTH * 2)
             load_block(v, [batch, key, member // group, 0], v_full.index(slot), sv.index(slot))
-            slot, phase = following(slot, phase, STAGES)
+            slot, phase = next_slot(slot, phase, STAGES)
             if i == 0:  # not earlier, because it may have to wait until the last tile's dq has left
                 load_out(out, (batch, row, member), turn, ring, WIDTH)
         if n == 0:
@@ -128,7 +129,7 @@ def step_dq(
     dq = warpgroup_mma(gl.convert_layout(y, gl.DotOperandLayout(0, A, 2)), ks, dq, is_async=True)
     dq = warpgroup_mma_wait(0, deps=(dq,))
     mbarrier.arrive(k_empty.index(slot), count=1)
-    slot, phase = following(slot, phase, STAGES)
+    slot, phase = next_slot(slot, phase, STAGES)
     return dq, slot, phase
 
 

@@ -27,15 +27,8 @@ from triplan.backends.runtime.gluon import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triplan.backends.triton.attention.wgmma_shared_kernels import (
-    LN_2,
-    LOG2_E,
-    ROWS,
-    following,
-    matrix,
-    numbered_tile,
-    row_values,
-)
+from triplan.backends.triton.attention.wgmma_shared_kernels import LN_2, LOG2_E, ROWS, numbered_tile, row_values
+from triplan.backends.triton.common.rings_kernels import matrix, next_slot
 
 #: Keys of a tile.
 TILE = gl.constexpr(128)
@@ -143,7 +136,7 @@ def load_dkdv(
                 mbarrier.expect(o_full.index(slot), ROWS * WIDTH * 2 + ROWS * 4)
                 load_block(dout, [batch, row, own * group + member, 0], o_full.index(slot), so.index(slot))
                 load_block(delta, [head * group + member, row], o_full.index(slot), sd.index(slot))
-                slot, phase = following(slot, phase, STAGES)
+                slot, phase = next_slot(slot, phase, STAGES)
                 if SLOTS == 2:
                     if (member == member_begin) & (m == begin + STAGES):
                         load_keys(k, v, index + gl.num_programs(0), turn + 1, ring, sizes, part, SLOTS, WIDTH)
@@ -235,7 +228,7 @@ def step_dkdv(
         block = ds + (at * 2 + WHICH).to(gl.int64) * (ROWS * ROWS)
         gl.store(block + of_keys[:, None] * ROWS + of_rows[None, :], y)
     last = slot
-    slot, phase = following(slot, phase, STAGES)
+    slot, phase = next_slot(slot, phase, STAGES)
     mbarrier.wait(q_full.index(slot), phase, pred=more)
     mbarrier.wait(o_full.index(slot), phase, pred=more)
     of_lse = row_values(sl.index(slot), ROWS, columns)

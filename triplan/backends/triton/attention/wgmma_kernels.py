@@ -37,10 +37,10 @@ from triplan.backends.triton.attention.wgmma_shared_kernels import (
     ROWS,
     bar_arrive,
     bar_sync,
-    following,
     numbered_tile,
     opaque,
 )
+from triplan.backends.triton.common.rings_kernels import next_slot
 
 
 @gluon.jit
@@ -97,7 +97,7 @@ def own_blocks(
             mbarrier.arrive(v_empty.index(slot), count=1)
             bar_sync(FREE + WHICH, 256)
             bar_arrive(FREE + 1 - WHICH, 256)
-            slot, phase = following(slot, phase, STAGES)
+            slot, phase = next_slot(slot, phase, STAGES)
         n = own
     return row, n, slot, phase
 
@@ -151,7 +151,7 @@ def load_operands(
             mbarrier.wait(v_empty.index(slot), phase)
             mbarrier.expect(v_full.index(slot), BYTES * VALUES)
             load_chunks(v, batch, key, member // group, v_full.index(slot), sv, slot * VALUES, WIDTH, VALUES)
-            slot, phase = following(slot, phase, STAGES)
+            slot, phase = next_slot(slot, phase, STAGES)
         turn += 1
 
 
@@ -191,7 +191,7 @@ def steps(
     for i in range(n - 1):
         last = slot
         last_phase = phase
-        slot, phase = following(slot, phase, STAGES)
+        slot, phase = next_slot(slot, phase, STAGES)
         p = gl.convert_layout(x.to(dtype), A)
         mbarrier.wait(k_full.index(slot), phase)
         bar_sync(FREE + WHICH, 256)
@@ -285,7 +285,7 @@ def multiply(
         # The last product with V, and the first scores of the next tile.
         last = slot
         last_phase = phase
-        slot, phase = following(slot, phase, STAGES)
+        slot, phase = next_slot(slot, phase, STAGES)
         row, n, slot, phase = own_blocks(
             gl.program_id(0) + (turn + 1) * gl.num_programs(0), ring, sizes, slot, phase, WHICH, BLOCK, STAGES, CAUSAL
         )

@@ -1,4 +1,4 @@
-"""What the attention kernels for Hopper share (Gluon): barriers between warpgroups, slots of rings, blocks."""
+"""What the attention kernels for Hopper share (Gluon): barriers between warpgroups, order of tiles, rows."""
 
 # mypy: ignore-errors
 # (Gluon's language is not typed; these bodies are compiled, not executed as Python.)
@@ -41,14 +41,6 @@ def opaque(x):
 
 
 @gluon.jit
-def following(slot, phase, STAGES: gl.constexpr):
-    """(next slot of a ring, parity of its phase)."""
-    slot += 1
-    wraps = slot == STAGES
-    return gl.where(wraps, 0, slot), gl.where(wraps, phase ^ 1, phase)
-
-
-@gluon.jit
 def numbered_tile(index, tiles, heads, section, turning, programs=None):
     """(tile of a head, head) of tile number ``index`` of ``tiles`` * ``heads``.
 
@@ -67,13 +59,6 @@ def numbered_tile(index, tiles, heads, section, turning, programs=None):
     n = gl.minimum(heads - first, section)
     within = index % per
     return within // n, first + within % n
-
-
-@gluon.jit
-def matrix(buffer, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):
-    """A buffer (1, HEIGHT, 1, WIDTH), as TMA fills it, viewed as a matrix (HEIGHT, WIDTH)."""
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HEIGHT, WIDTH], buffer.dtype)
-    return reinterpret(buffer, buffer.dtype, [HEIGHT, WIDTH], layout)
 
 
 @gluon.jit

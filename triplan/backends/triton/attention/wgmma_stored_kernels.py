@@ -27,7 +27,8 @@ from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.attention.shared_kernels import head_pointer, load_tile
 from triplan.backends.triton.attention.tiles_backward_kernels import load_lse
 from triplan.backends.triton.attention.wgmma_backward_kernels import TILE, in_order, stored_before
-from triplan.backends.triton.attention.wgmma_shared_kernels import ROWS, following, matrix, numbered_tile
+from triplan.backends.triton.attention.wgmma_shared_kernels import ROWS, numbered_tile
+from triplan.backends.triton.common.rings_kernels import matrix, next_slot
 
 #: Blocks of rows of a tile of dq: two for each warpgroup.
 BLOCKS = gl.constexpr(4)
@@ -122,7 +123,7 @@ def load_stored(k, ds, ring, sizes, numbers, WIDTH: gl.constexpr, STAGES: gl.con
                 load_block(
                     ds, [row, 0], full.index(slot), sds.index(slot * BLOCKS + i), pred=(i < there) & (i >= first)
                 )
-            slot, phase = following(slot, phase, STAGES)
+            slot, phase = next_slot(slot, phase, STAGES)
 
 
 @gluon.jit
@@ -163,7 +164,7 @@ def multiply_stored(
             x, y = warpgroup_mma_wait(2, deps=(x, y))
             mbarrier.arrive(empty.index(last), count=1, pred=j > 0)
             last = slot
-            slot, phase = following(slot, phase, STAGES)
+            slot, phase = next_slot(slot, phase, STAGES)
         x, y = warpgroup_mma_wait(0, deps=(x, y))
         mbarrier.arrive(empty.index(last), count=1, pred=both > 0)
         if CAUSAL:
@@ -174,7 +175,7 @@ def multiply_stored(
                     y = warpgroup_mma(sds.index(slot * BLOCKS + 2 * WHICH + 1).permute((1, 0)), ks, y, is_async=True)
                     y = warpgroup_mma_wait(0, deps=(y,))
                 mbarrier.arrive(empty.index(slot), count=1)
-                slot, phase = following(slot, phase, STAGES)
+                slot, phase = next_slot(slot, phase, STAGES)
         store_wait(0)
         thread_barrier()
         matrix(sdq.index(2 * WHICH), ROWS, WIDTH).store(in_order((x * scale).to(dq.dtype), WIDTH))

@@ -18,8 +18,9 @@ from triplan.backends.runtime.gluon import (
 )
 from triplan.backends.triton.attention.wgmma_block_kernels import added, finished, scores, zeros
 from triplan.backends.triton.attention.wgmma_kernels import load_chunks
-from triplan.backends.triton.attention.wgmma_shared_kernels import LN_2, LOG2_E, ROWS, following, numbered_tile, opaque
+from triplan.backends.triton.attention.wgmma_shared_kernels import LN_2, LOG2_E, ROWS, numbered_tile, opaque
 from triplan.backends.triton.attention.wgmma_wide_kernels import write_wide
+from triplan.backends.triton.common.rings_kernels import next_slot
 
 
 @gluon.jit
@@ -83,13 +84,13 @@ def load_wide_dq(
             mbarrier.wait(k_empty.index(key_slot), key_phase)
             mbarrier.expect(k_full.index(key_slot), ROWS * WIDTH * CHUNKS * 2)
             load_chunks(k, batch, key, own, k_full.index(key_slot), sk, key_slot * CHUNKS, WIDTH, CHUNKS)
-            key_slot, key_phase = following(key_slot, key_phase, KEY_STAGES)
+            key_slot, key_phase = next_slot(key_slot, key_phase, KEY_STAGES)
             if i == 0:  # after K, because it may have to wait until the last tile's dq has left
                 load_wide_rows(q, dout, (batch, row, member), turn, ring, WIDTH, CHUNKS, VALUES)
             mbarrier.wait(v_empty.index(slot), phase)
             mbarrier.expect(v_full.index(slot), ROWS * WIDTH * VALUES * 2)
             load_chunks(v, batch, key, own, v_full.index(slot), sv, slot * VALUES, WIDTH, VALUES)
-            slot, phase = following(slot, phase, STAGES)
+            slot, phase = next_slot(slot, phase, STAGES)
         if n == 0:
             load_wide_rows(q, dout, (batch, row, member), turn, ring, WIDTH, CHUNKS, VALUES)
         turn += 1
@@ -143,8 +144,8 @@ def step_wide_dq(
     dq = added(dq, gl.convert_layout(y, gl.DotOperandLayout(0, A, 2)), sk, key_slot, WIDTH, CHUNKS, ROWS)
     dq, of_lse = finished(dq, of_lse, CHUNKS)
     mbarrier.arrive(k_empty.index(key_slot), count=1)
-    key_slot, key_phase = following(key_slot, key_phase, KEY_STAGES)
-    slot, phase = following(slot, phase, STAGES)
+    key_slot, key_phase = next_slot(key_slot, key_phase, KEY_STAGES)
+    slot, phase = next_slot(slot, phase, STAGES)
     return dq, key_slot, key_phase, slot, phase
 
 
@@ -185,10 +186,10 @@ def multiply_wide_dq(
             for _ in range(n - own):  # the last block, of which only the other warpgroup's rows see a key
                 mbarrier.wait(k_full.index(key_slot), key_phase)
                 mbarrier.arrive(k_empty.index(key_slot), count=1)
-                key_slot, key_phase = following(key_slot, key_phase, KEY_STAGES)
+                key_slot, key_phase = next_slot(key_slot, key_phase, KEY_STAGES)
                 mbarrier.wait(v_full.index(slot), phase)
                 mbarrier.arrive(v_empty.index(slot), count=1)
-                slot, phase = following(slot, phase, STAGES)
+                slot, phase = next_slot(slot, phase, STAGES)
             masked = own - plain
         else:
             masked = n - plain

@@ -33,12 +33,11 @@ from triplan.backends.triton.attention.wgmma_shared_kernels import (
     LOG2_E,
     ROWS,
     bar_sync,
-    following,
-    matrix,
     numbered_tile,
     opaque,
     row_values,
 )
+from triplan.backends.triton.common.rings_kernels import matrix, next_slot
 
 
 @gluon.jit
@@ -122,7 +121,7 @@ def load_wide(
                     dout, batch, row, own * group + member, o_full.index(slot), so, slot * VALUES, WIDTH, VALUES
                 )
                 load_tile(delta, [head * group + member, row], o_full.index(slot), sd.index(slot))
-                slot, phase = following(slot, phase, STAGES)
+                slot, phase = next_slot(slot, phase, STAGES)
                 missing -= 1
                 if missing == 0:
                     load_wide_keys(k, v, (batch, key, own), turn, ring, WIDTH, CHUNKS, VALUES)
@@ -190,7 +189,7 @@ def multiply_dv(
                 mbarrier.wait(o_full.index(slot), phase & 1)
                 dv = added(dv, p, so, slot, WIDTH, VALUES, ROWS)
                 last = slot
-                slot, phase = following(slot, phase, STAGES)
+                slot, phase = next_slot(slot, phase, STAGES)
                 mbarrier.wait(q_full.index(slot), phase & 1, pred=(m + 1 < blocks) | (member + 1 < group))
                 of_lse = row_values(sl.index(slot), ROWS, columns)
                 dv, of_lse = finished(dv, of_lse, VALUES)
@@ -243,7 +242,7 @@ def multiply_dk(
                 y = (x * (dp - of_delta[None, :])).to(dk_map.dtype)
                 dk = added(dk, gl.convert_layout(y, gl.DotOperandLayout(0, A, 2)), sq, slot, WIDTH, CHUNKS, ROWS)
                 last = slot
-                slot, phase = following(slot, phase, STAGES)
+                slot, phase = next_slot(slot, phase, STAGES)
                 more = (m + 1 < blocks) | (member + 1 < group)
                 mbarrier.wait(q_full.index(slot), phase & 1, pred=more)
                 mbarrier.wait(o_full.index(slot), phase & 1, pred=more)

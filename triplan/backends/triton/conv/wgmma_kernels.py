@@ -28,17 +28,15 @@ from triplan.backends.runtime.gluon import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triplan.backends.triton.common.rings_kernels import matrix, next_slot, tile_of
 from triplan.backends.triton.conv.wgmma_shared_kernels import (
     after_product,
     box_of,
     column_blocks,
     load_under,
-    matrix,
-    next_slot,
     remainder_of,
     rounded,
     start_ring,
-    tile_of,
 )
 
 

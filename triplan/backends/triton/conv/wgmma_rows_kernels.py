@@ -22,16 +22,9 @@ from triplan.backends.runtime.gluon import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triplan.backends.triton.common.rings_kernels import matrix, next_slot, tile_of
 from triplan.backends.triton.conv.wgmma_kernels import store_block
-from triplan.backends.triton.conv.wgmma_shared_kernels import (
-    box_of,
-    column_blocks,
-    matrix,
-    next_slot,
-    rounded,
-    start_ring,
-    tile_of,
-)
+from triplan.backends.triton.conv.wgmma_shared_kernels import box_of, column_blocks, rounded, start_ring
 
 
 @gluon.jit

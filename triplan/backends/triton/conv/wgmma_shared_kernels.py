@@ -1,4 +1,4 @@
-"""What the convolutions for Hopper share (Gluon): boxes of pixels, what lies under a tap, slots of the ring."""
+"""What the convolutions for Hopper share (Gluon): boxes of pixels, what lies under a tap, waits for products."""
 
 # mypy: ignore-errors
 # (Gluon's language is not typed; these bodies are compiled, not executed as Python.)
@@ -9,36 +9,18 @@ from triplan.backends.runtime.gluon import (
     gluon,
     load_tile,
     mbarrier,
-    reinterpret,
     warpgroup_mma_wait,
 )
+from triplan.backends.triton.common.rings_kernels import next_slot
 
 #: Channels of a block of the gradient of weight: of 128 bytes.
 CHANNELS = gl.constexpr(64)
 
 
 @gluon.jit
-def tile_of(tile, tiles_m, tiles_n, group):
-    """The (row, column) of a tile: ``group`` rows of tiles at a time, column by column, for the L2 cache."""
-    in_group = group * tiles_n
-    first = tile // in_group * group
-    height = gl.minimum(tiles_m - first, group)
-    within = tile % in_group
-    return first + within % height, within // height
-
-
-@gluon.jit
 def box_of(box, boxes_high, boxes_wide):
     """(image, row, column) of a box, counted in boxes."""
     return box // (boxes_high * boxes_wide), box // boxes_wide % boxes_high, box % boxes_wide
-
-
-@gluon.jit
-def next_slot(slot, phase, STAGES: gl.constexpr):
-    """The slot after ``slot``, and the phase of its barriers, which flips when the ring wraps."""
-    slot += 1
-    wraps = slot == STAGES
-    return gl.where(wraps, 0, slot), gl.where(wraps, phase ^ 1, phase)
 
 
 @gluon.jit
@@ -52,13 +34,6 @@ def after_product(running, empty, last, slot, phase, first, STAGES: gl.constexpr
     mbarrier.arrive(empty.index(last), count=1, pred=not first)
     following, phase = next_slot(slot, phase, STAGES)
     return sums, slot, following, phase
-
-
-@gluon.jit
-def matrix(buffer, HEIGHT: gl.constexpr, WIDTH: gl.constexpr):
-    """A buffer of any rank as a matrix (HEIGHT, WIDTH)."""
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HEIGHT, WIDTH], buffer.dtype)
-    return reinterpret(buffer, buffer.dtype, [HEIGHT, WIDTH], layout)
 
 
 @gluon.jit

@@ -21,14 +21,13 @@ from triplan.backends.runtime.gluon import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triplan.backends.triton.common.rings_kernels import matrix, next_slot
 from triplan.backends.triton.conv.wgmma_shared_kernels import (
     CHANNELS,
     after_product,
     box_of,
     column_blocks,
     load_under,
-    matrix,
-    next_slot,
     remainder_of,
     start_ring,
     times,

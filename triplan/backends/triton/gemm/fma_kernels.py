@@ -14,8 +14,8 @@ from triplan.backends.runtime.gluon import (
     previous_wait,
     thread_barrier,
 )
+from triplan.backends.triton.common.rings_kernels import tile_of
 from triplan.backends.triton.gemm import tiles_kernels
-from triplan.backends.triton.gemm.wgmma_shared_kernels import tile_of
 
 #: The epilogue of ``tiles``, compiled as Gluon.
 epilogue = gluon.jit(tiles_kernels.epilogue.fn)

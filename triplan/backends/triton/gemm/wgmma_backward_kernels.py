@@ -28,6 +28,7 @@ from triplan.backends.runtime.gluon import (
     store_wait,
 )
 from triplan.backends.triton.common.meeting_kernels import PATIENCE, close_meetings, meet, open_meetings
+from triplan.backends.triton.common.rings_kernels import next_slot
 from triplan.backends.triton.gemm.wgmma_column_sums_kernels import (
     load_strips,
     no_rows,
@@ -36,7 +37,7 @@ from triplan.backends.triton.gemm.wgmma_column_sums_kernels import (
 )
 from triplan.backends.triton.gemm.wgmma_deal_kernels import items_in, place_of, rest_of, share_of
 from triplan.backends.triton.gemm.wgmma_kernels import multiply_steps
-from triplan.backends.triton.gemm.wgmma_shared_kernels import HALF, identity, next_slot, write_tile
+from triplan.backends.triton.gemm.wgmma_shared_kernels import HALF, identity, write_tile
 
 
 @gluon.jit

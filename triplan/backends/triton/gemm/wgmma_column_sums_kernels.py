@@ -11,7 +11,7 @@ while ``wgmma`` runs and they would wait. They do so in the first column of db's
 # (Gluon's language is not typed; these bodies are compiled, not executed as Python.)
 
 from triplan.backends.runtime.gluon import gl, gluon, load_tile, mbarrier, reinterpret, thread_barrier
-from triplan.backends.triton.gemm.wgmma_shared_kernels import next_slot
+from triplan.backends.triton.common.rings_kernels import next_slot
 
 
 @gluon.jit

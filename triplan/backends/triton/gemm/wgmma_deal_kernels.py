@@ -4,8 +4,8 @@
 # (Gluon's language is not typed; these bodies are compiled, not executed as Python.)
 
 from triplan.backends.runtime.gluon import gl, gluon
+from triplan.backends.triton.common.rings_kernels import tile_of
 from triplan.backends.triton.gemm.wgmma_column_sums_kernels import first_item
-from triplan.backends.triton.gemm.wgmma_shared_kernels import tile_of
 
 
 @gluon.jit

@@ -32,13 +32,13 @@ from triplan.backends.runtime.gluon import (
     warpgroup_mma_wait,
 )
 from triplan.backends.triton.common.meeting_kernels import PATIENCE, close_meetings, meet, open_meetings
+from triplan.backends.triton.common.rings_kernels import next_slot
 from triplan.backends.triton.gemm.wgmma_column_sums_kernels import add_rows
 from triplan.backends.triton.gemm.wgmma_shared_kernels import (
     HALF,
     as_matrix,
     first_of_c0,
     load_bias,
-    next_slot,
     place_of,
     tiles_in,
     write_lower,

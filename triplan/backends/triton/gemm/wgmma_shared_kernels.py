@@ -1,4 +1,4 @@
-"""What the Hopper kernels share: activations, the order of tiles, the ring's slots, bias and output (Gluon)."""
+"""What the Hopper kernels share: activations, triangles of tiles, bias and output (Gluon)."""
 
 # mypy: ignore-errors
 # (Gluon's language is not typed; these bodies are compiled, not executed as Python.)
@@ -12,6 +12,7 @@ from triplan.backends.runtime.gluon import (
     store_wait,
     thread_barrier,
 )
+from triplan.backends.triton.common.rings_kernels import tile_of
 
 #: Half the rows of a tile: one warpgroup's share, where two share a tile.
 HALF = gl.constexpr(64)
@@ -39,17 +40,6 @@ def gelu(x):
 def silu(x):
     """x / (1 + exp(-x))."""
     return x / (1 + gl.exp(-x))
-
-
-@gluon.jit
-def tile_of(tile, tiles_m, tiles_n, group_m):
-    """The (row, column) of a tile: ``group_m`` rows of tiles at a time, column by column, for the L2 cache."""
-    in_group = group_m * tiles_n
-    group = tile // in_group
-    first = group * group_m
-    height = gl.minimum(tiles_m - first, group_m)
-    within = tile % in_group
-    return first + within % height, within // height
 
 
 @gluon.jit
@@ -117,14 +107,6 @@ def as_matrix(buffer, shared: gl.constexpr):
         return buffer
     else:  # noqa: RET505 - Gluon also compiles what follows a return
         return reinterpret(buffer, buffer.dtype, [buffer.shape[1], buffer.shape[2]], shared)
-
-
-@gluon.jit
-def next_slot(slot, phase, STAGES: gl.constexpr):
-    """The slot after ``slot``, and the phase of its barriers, which flips when the ring wraps."""
-    slot += 1
-    wraps = slot == STAGES
-    return gl.where(wraps, 0, slot), gl.where(wraps, phase ^ 1, phase)
 
 
 @gluon.jit

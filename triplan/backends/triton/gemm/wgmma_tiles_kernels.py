@@ -20,7 +20,8 @@ from triplan.backends.runtime.gluon import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triplan.backends.triton.gemm.wgmma_shared_kernels import load_bias, next_slot, tile_of, write_tile
+from triplan.backends.triton.common.rings_kernels import next_slot, tile_of
+from triplan.backends.triton.gemm.wgmma_shared_kernels import load_bias, write_tile
 
 
 @gluon.jit
