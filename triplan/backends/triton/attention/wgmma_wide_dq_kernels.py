@@ -18,8 +18,8 @@ from triplan.backends.runtime.gluon import (
 )
 from triplan.backends.triton.attention.wgmma_block_kernels import added, finished, scores, zeros
 from triplan.backends.triton.attention.wgmma_kernels import load_chunks
-from triplan.backends.triton.attention.wgmma_shared_kernels import LN_2, LOG2_E, ROWS, numbered_tile, opaque
-from triplan.backends.triton.attention.wgmma_wide_kernels import write_wide
+from triplan.backends.triton.attention.wgmma_shared_kernels import LOG2_E, ROWS, numbered_tile, opaque
+from triplan.backends.triton.attention.wgmma_wide_kernels import rescaled_by, write_wide
 from triplan.backends.triton.common.rings_kernels import next_slot
 
 
@@ -239,14 +239,12 @@ def multiply_wide_dq(
                 CAUSAL,
             )
         thread_barrier()
-        scaled = ()
-        for c in gl.static_range(CHUNKS):
-            scaled = scaled + (dq[c] * scale * LN_2,)
+        dq = rescaled_by(dq, scale, CHUNKS)
         row, _, head = wide_query_tile(opaque(index), sizes, CAUSAL)  # there are no registers to keep it
         row += WHICH * ROWS
         # Through the shared memory of Q, which no product reads any more.
         at = (head // of_sequence, row, head % of_sequence)
-        write_wide(scaled, dq_map, at, sq, WHICH * CHUNKS, WIDTH, CHUNKS)
+        write_wide(dq, dq_map, at, sq, WHICH * CHUNKS, WIDTH, CHUNKS)
         mbarrier.arrive(q_empty.index(WHICH), count=1)
         turn += 1
 

@@ -141,6 +141,15 @@ def probabilities(s, of_lse, scale, diagonal, S: gl.constexpr, CAUSAL: gl.conste
 
 
 @gluon.jit
+def rescaled_by(total, scale, CHUNKS: gl.constexpr):
+    """``total`` times the scale of scores: ``scale`` is for exp2, log2(e) times that."""
+    found = ()
+    for c in gl.static_range(CHUNKS):
+        found = found + (total[c] * scale * LN_2,)
+    return found
+
+
+@gluon.jit
 def write_wide(acc, operand, at, buffer, FIRST: gl.constexpr, WIDTH: gl.constexpr, COUNT: gl.constexpr):
     """Store COUNT chunks of 64 rows through ``buffer`` from number FIRST on, which no product reads any more."""
     batch, row, head = at
@@ -153,8 +162,8 @@ def write_wide(acc, operand, at, buffer, FIRST: gl.constexpr, WIDTH: gl.constexp
 
 
 @gluon.jit
-def multiply_dv(
-    dv_map,
+def multiply_wide(
+    out,
     scale,
     ring,
     sizes,
@@ -163,100 +172,69 @@ def multiply_dv(
     VALUES: gl.constexpr,
     STAGES: gl.constexpr,
     CAUSAL: gl.constexpr,
+    OF_KEYS: gl.constexpr,
 ):
-    """The first multiplying warpgroup: dv = sum(p.T @ dout) of each of this program's tiles."""
-    sq, so, sl, _, sk, sv, q_full, o_full, empty, kv_full, kv_empty = ring
-    _, _, _, of_sequence, group, blocks, shift, _, count, programs = sizes
-    S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16])
-    A: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 16])
-    columns: gl.constexpr = gl.SliceLayout(0, S)
-    slot = gl.to_tensor(0)
-    phase = gl.to_tensor(0)  # bit 0: of the ring; bit 1: of K and V
-    for index in range(gl.program_id(0), count, programs):
-        diagonal, _ = wide_key_tile(index, sizes)
-        begin = first_seeing(diagonal, blocks, CAUSAL)
-        dv = zeros(A, WIDTH, VALUES)
-        mbarrier.wait(kv_full.index(0), phase >> 1)
-        mbarrier.wait(q_full.index(slot), phase & 1, pred=begin < blocks)
-        of_lse = row_values(sl.index(slot), ROWS, columns)
-        for member in range(group):
-            for m in range(begin, blocks):
-                # Descriptors of a buffer that never changes would be hoisted out of the loop, and spill.
-                s = scores(sk, sq, opaque(0), slot, S, WIDTH, CHUNKS, ROWS)
-                s = warpgroup_mma_wait(0, deps=(s,))
-                x = probabilities(s, of_lse, scale, m == diagonal, S, CAUSAL)
-                p = gl.convert_layout(x.to(dv_map.dtype), gl.DotOperandLayout(0, A, 2))
-                mbarrier.wait(o_full.index(slot), phase & 1)
-                dv = added(dv, p, so, slot, WIDTH, VALUES, ROWS)
-                last = slot
-                slot, phase = next_slot(slot, phase, STAGES)
-                mbarrier.wait(q_full.index(slot), phase & 1, pred=(m + 1 < blocks) | (member + 1 < group))
-                of_lse = row_values(sl.index(slot), ROWS, columns)
-                dv, of_lse = finished(dv, of_lse, VALUES)
-                mbarrier.arrive(empty.index(last), count=1)
-        bar_sync(FREE, 256)  # the other warpgroup is done with V
-        diagonal, head = wide_key_tile(opaque(index), sizes)  # there are no registers to keep it
-        at = (head // of_sequence, (diagonal + shift) * ROWS, head % of_sequence)
-        write_wide(dv, dv_map, at, sv, 0, WIDTH, VALUES)
-        mbarrier.arrive(kv_empty.index(0), count=1)
-        phase ^= 2
-
-
-@gluon.jit
-def multiply_dk(
-    dk_map,
-    scale,
-    ring,
-    sizes,
-    WIDTH: gl.constexpr,
-    CHUNKS: gl.constexpr,
-    VALUES: gl.constexpr,
-    STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr,
-):
-    """The second multiplying warpgroup: dk = scale * sum(ds.T @ q) of each of this program's tiles."""
+    """A multiplying warpgroup: dk = scale * sum(ds.T @ q) of each of this program's tiles if OF_KEYS, else
+    dv = sum(p.T @ dout)."""
     sq, so, sl, sd, sk, sv, q_full, o_full, empty, kv_full, kv_empty = ring
     _, _, _, of_sequence, group, blocks, shift, _, count, programs = sizes
     S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16])
     A: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 16])
     columns: gl.constexpr = gl.SliceLayout(0, S)
+    PARTS: gl.constexpr = CHUNKS if OF_KEYS else VALUES
     slot = gl.to_tensor(0)
     phase = gl.to_tensor(0)  # bit 0: of the ring; bit 1: of K and V
     for index in range(gl.program_id(0), count, programs):
         diagonal, _ = wide_key_tile(index, sizes)
         begin = first_seeing(diagonal, blocks, CAUSAL)
-        dk = zeros(A, WIDTH, CHUNKS)
+        total = zeros(A, WIDTH, PARTS)
         mbarrier.wait(kv_full.index(0), phase >> 1)
         mbarrier.wait(q_full.index(slot), phase & 1, pred=begin < blocks)
-        mbarrier.wait(o_full.index(slot), phase & 1, pred=begin < blocks)
+        if OF_KEYS:
+            mbarrier.wait(o_full.index(slot), phase & 1, pred=begin < blocks)
         of_lse = row_values(sl.index(slot), ROWS, columns)
-        of_delta = row_values(sd.index(slot), ROWS, columns)
+        if OF_KEYS:
+            of_delta = row_values(sd.index(slot), ROWS, columns)
         for member in range(group):
             for m in range(begin, blocks):
+                # Descriptors of a buffer that never changes would be hoisted out of the loop, and spill.
                 which = opaque(0)
                 s = scores(sk, sq, which, slot, S, WIDTH, CHUNKS, ROWS)
-                dp = scores(sv, so, which, slot, S, WIDTH, VALUES, ROWS)
-                s = warpgroup_mma_wait(VALUES, deps=(s,))
+                if OF_KEYS:
+                    dp = scores(sv, so, which, slot, S, WIDTH, VALUES, ROWS)
+                    s = warpgroup_mma_wait(VALUES, deps=(s,))
+                else:
+                    s = warpgroup_mma_wait(0, deps=(s,))
                 x = probabilities(s, of_lse, scale, m == diagonal, S, CAUSAL)
-                dp, x = warpgroup_mma_wait(0, deps=(dp, x))
-                y = (x * (dp - of_delta[None, :])).to(dk_map.dtype)
-                dk = added(dk, gl.convert_layout(y, gl.DotOperandLayout(0, A, 2)), sq, slot, WIDTH, CHUNKS, ROWS)
+                if OF_KEYS:
+                    dp, x = warpgroup_mma_wait(0, deps=(dp, x))
+                    x = x * (dp - of_delta[None, :])
+                x = gl.convert_layout(x.to(out.dtype), gl.DotOperandLayout(0, A, 2))
+                if OF_KEYS:
+                    total = added(total, x, sq, slot, WIDTH, CHUNKS, ROWS)
+                else:
+                    mbarrier.wait(o_full.index(slot), phase & 1)
+                    total = added(total, x, so, slot, WIDTH, VALUES, ROWS)
                 last = slot
                 slot, phase = next_slot(slot, phase, STAGES)
                 more = (m + 1 < blocks) | (member + 1 < group)
                 mbarrier.wait(q_full.index(slot), phase & 1, pred=more)
-                mbarrier.wait(o_full.index(slot), phase & 1, pred=more)
+                if OF_KEYS:
+                    mbarrier.wait(o_full.index(slot), phase & 1, pred=more)
                 of_lse = row_values(sl.index(slot), ROWS, columns)
-                of_delta = row_values(sd.index(slot), ROWS, columns)
-                dk, of_lse = finished(dk, of_lse, CHUNKS)
+                if OF_KEYS:
+                    of_delta = row_values(sd.index(slot), ROWS, columns)
+                total, of_lse = finished(total, of_lse, PARTS)
                 mbarrier.arrive(empty.index(last), count=1)
-        bar_sync(FREE, 256)  # the other warpgroup is done with K
-        scaled = ()
-        for c in gl.static_range(CHUNKS):
-            scaled = scaled + (dk[c] * scale * LN_2,)
+        bar_sync(FREE, 256)  # the other warpgroup is done with K and V
+        if OF_KEYS:
+            total = rescaled_by(total, scale, PARTS)
         diagonal, head = wide_key_tile(opaque(index), sizes)  # there are no registers to keep it
         at = (head // of_sequence, (diagonal + shift) * ROWS, head % of_sequence)
-        write_wide(scaled, dk_map, at, sk, 0, WIDTH, CHUNKS)
+        if OF_KEYS:
+            write_wide(total, out, at, sk, 0, WIDTH, PARTS)
+        else:
+            write_wide(total, out, at, sv, 0, WIDTH, PARTS)
         mbarrier.arrive(kv_empty.index(0), count=1)
         phase ^= 2
 
@@ -320,8 +298,8 @@ def attention_wgmma_wide_dkdv_kernel(
     previous_wait()
     gl.warp_specialize(
         [
-            (multiply_dv, (dv, scale, ring, sizes, WIDTH, CHUNKS, VALUES, STAGES, CAUSAL)),
-            (multiply_dk, (dk, scale, ring, sizes, WIDTH, CHUNKS, VALUES, STAGES, CAUSAL)),
+            (multiply_wide, (dv, scale, ring, sizes, WIDTH, CHUNKS, VALUES, STAGES, CAUSAL, False)),
+            (multiply_wide, (dk, scale, ring, sizes, WIDTH, CHUNKS, VALUES, STAGES, CAUSAL, True)),
             (load_wide, (q, k, v, dout, lse2, delta, ring, sizes, WIDTH, CHUNKS, VALUES, STAGES, CAUSAL)),
         ],
         [4, 1],  # warps of the second and the third partition
