@@ -30,6 +30,8 @@ MARKS: dict[str, Any] = {"cpu": (), "interpret": pytest.mark.interpret, "gpu": p
 #: Contributions of a problem: a few in the interpreter, where each step costs milliseconds; elsewhere so many that a
 #: segment passes every block and every kernel's bound on what it sums in one piece.
 COUNT = {"cpu": 600, "interpret": 16, "gpu": 5000}
+#: Contributions of problems from whose plans tests are collected.
+SMALL = 24
 RUNS = {"cpu": 3, "interpret": 2, "gpu": 50}
 #: The interpreter is slow; bits of other elements pass through the same lines of the kernels.
 INTERPRETED = frozenset({"f32", "bf16", "i64"})
@@ -123,26 +125,33 @@ def cases(
     where the entry is for small problems, or 48 (wgmma adds up 16 products at once, in no order), 8 or 2. Elements and
     options take turns in the interpreter, which is slow, and where references, which have met every pair of them with
     cancelling values, meet others."""
-    family = FAMILIES[op]
     fewer = [e for e in entry.elements if where == "interpret" and e in INTERPRETED]
-    elements, options = sorted(fewer or entry.elements), family.options
+    elements, options = sorted(fewer or entry.elements), range(len(FAMILIES[op].options))
     pairs = list(product(elements, options))
     if where == "interpret" or (where == "cpu" and kind != "cancelling"):
         turns = range(max(len(elements), len(options)))
         pairs = [(elements[i % len(elements)], options[i % len(options)]) for i in turns]
     for element, option in pairs:
         for count in (n, max(n // 20, 4) * 2, 48, 8, 2):
-            problem = family.make(count, element, kind, **option)
+            problem = (_small if n == SMALL else _made)(op, count, element, kind, option)
             plan = pinned(problem.desc, entry.name, target(where))
             if plan is not None:
                 yield problem, plan
                 break
 
 
+def _made(op: str, count: int, element: tp.ElementKind, kind: Kind, option: int) -> Problem:
+    return FAMILIES[op].make(count, element, kind, **FAMILIES[op].options[option])
+
+
+#: Problems that are only planned, of each entry and place: they and what is known of them are shared.
+_small = cache(_made)
+
+
 @cache
 def guarantees_of(where: str, op: str, entry: tp.KernelRow) -> tuple[tp.PrecisionGuarantee, ...]:
     """Those of the plans of small problems."""
-    return tuple(plan.precision_guarantee() for _, plan in cases(where, op, entry, 24))
+    return tuple(plan.precision_guarantee() for _, plan in cases(where, op, entry, SMALL))
 
 
 def places(entry: tp.KernelRow) -> tuple[str, ...]:
