@@ -5,7 +5,6 @@ References run on the CPU, Triton kernels in the interpreter and on the GPU. ``p
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -15,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import digests
 import pytest
 import torch
 from cases import pinned
@@ -339,20 +339,6 @@ def test_tolerances_tell_wrong_results_apart(op: str, entry: str) -> None:
 # --- bit_stable_on_same_hardware ---
 
 
-def digests(where: str, op: str) -> dict[str, str]:
-    """A hash of what every entry of an op writes that claims to be bit-stable."""
-    found = {}
-    for entry in (e for e in tp.TABLE.rows(op) if where in places(e)):
-        # Another process compiles everything anew on the GPU; two elements stand for all.
-        few = {"f32", "bf16"} & set(entry.elements) or entry.elements if where == "gpu" else entry.elements
-        # The interpreter computes by numpy: one problem of a kernel stands for all.
-        for problem, plan in islice(cases(where, op, entry, COUNT[where]), 1 if where == "interpret" else None):
-            if plan.precision_guarantee().bit_stable_on_same_hardware and problem.desc.element in few:  # type: ignore[attr-defined]
-                digest = hashlib.sha256(digest_bytes(first_run(plan, problem))).hexdigest()
-                found[f"{plan.sku().id} {problem.desc.key}"] = digest
-    return found
-
-
 def elsewhere(where: str, ops: list[str], folder: Path) -> dict[str, str]:
     """The digests of another process, with an empty Triton cache, another number of threads and another hash seed."""
     environment = {
@@ -362,7 +348,7 @@ def elsewhere(where: str, ops: list[str], folder: Path) -> dict[str, str]:
         "PYTHONHASHSEED": "7",
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    command = [sys.executable, __file__, where, *ops]
+    command = [sys.executable, digests.__file__, where, *ops]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     found: dict[str, str] = json.loads(done.stdout)
@@ -378,7 +364,7 @@ PROCESSES = [
 
 @pytest.mark.parametrize(("where", "ops"), PROCESSES)
 def test_bit_stable_between_processes(where: str, ops: list[str], tmp_path: Path) -> None:
-    here = {key: digest for op in ops for key, digest in digests(where, op).items()}
+    here = {key: digest for op in ops for key, digest in digests.digests(where, op).items()}
     assert len(here) >= len(ops)
     assert elsewhere(where, ops, tmp_path) == here
 
@@ -388,8 +374,8 @@ def test_bit_stable_between_processes(where: str, ops: list[str], tmp_path: Path
 @pytest.mark.parametrize("op", sorted(FAMILIES))
 def test_bit_stable_between_devices(op: str) -> None:
     with torch.cuda.device(1):
-        other = digests("gpu", op)
-    assert other == digests("gpu", op)
+        other = digests.digests("gpu", op)
+    assert other == digests.digests("gpu", op)
 
 
 def test_the_digests_tell_results_apart() -> None:
@@ -397,7 +383,3 @@ def test_the_digests_tell_results_apart() -> None:
     other = problem.reordered()
     plan = tp.plan(problem.desc, target=target("cpu"))
     assert digest_bytes(run(plan, problem.values)) != digest_bytes(run(plan, other.problem.values))
-
-
-if __name__ == "__main__":
-    print(json.dumps({key: digest for op in sys.argv[2:] for key, digest in digests(sys.argv[1], op).items()}))
