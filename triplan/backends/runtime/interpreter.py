@@ -165,7 +165,8 @@ def _repair() -> None:
 def _hasten() -> None:
     """Compute once what the interpreter computes again for each operation: types, their shapes and numpy's dtypes.
 
-    Operands of one shape, which is one object then, are not broadcast; nor are types compared with themselves.
+    Operands of one shape, which is one object then, are not broadcast; nor are types compared with themselves. Blocks
+    of one rank are broadcast by numpy at once, without Triton's comparisons of one extent after the other.
 
     Sums of integers are computed a second time in i64 to find overflows, but outside debug mode nobody reads what is
     found: this is left out. Reductions by other functions than sums and extrema call the function for one element after
@@ -208,19 +209,40 @@ def _hasten() -> None:
 
     tl.block_type.__init__, tl.tensor.__init__, interpreter._get_np_dtype = init_block, init_tensor, dtype_of
     broadcast, equal = interpreter.TritonSemantic.broadcast_impl_value, tl.dtype.__eq__
+    types: dict[Any, Any] = {}
+
+    def block_of(element: Any, extents: tuple[int, ...]) -> Any:
+        key = element.name, getattr(element, "address_space", None), extents
+        if key not in types:
+            types[key] = tl.block_type(element, list(extents))
+        return types[key]
 
     def filled(value: Any, like: Any) -> Any:
         """A block of the shape of ``like``, each of whose elements is the scalar ``value``."""
         data = np.full(like.type.extents, value.handle.data, dtype_of(value.dtype))
         return tl.tensor(interpreter.TensorHandle(data, value.dtype), like.type.with_element_ty(value.dtype))
 
+    def stretched(value: Any, extents: tuple[int, ...]) -> Any:
+        """A block of ``extents`` that repeats the block ``value``."""
+        if value.type.extents == extents:
+            return value
+        data = np.broadcast_to(value.handle.data, extents)
+        return tl.tensor(interpreter.TensorHandle(data, value.dtype), block_of(value.dtype, extents))
+
     def broadcast_once(self: Any, lhs: Any, rhs: Any) -> Any:
         if lhs.shape is rhs.shape:  # equal shapes are one object since init_tensor
             return lhs, rhs
         if not rhs.type.is_block():
             return lhs, filled(rhs, lhs)
-        return broadcast(self, lhs, rhs) if lhs.type.is_block() else (filled(lhs, rhs), rhs)
+        if not lhs.type.is_block():
+            return filled(lhs, rhs), rhs
+        pairs = tuple(zip(lhs.type.extents, rhs.type.extents, strict=False))
+        if len(lhs.shape) != len(rhs.shape) or any(a != b and 1 not in (a, b) for a, b in pairs):
+            return broadcast(self, lhs, rhs)
+        extents = tuple(max(pair) for pair in pairs)
+        return stretched(lhs, extents), stretched(rhs, extents)
 
+    tl.block_type.with_element_ty = lambda self, element: block_of(element, self.extents)
     interpreter.TritonSemantic.broadcast_impl_value = broadcast_once
     tl.dtype.__eq__ = lambda self, other: self is other or equal(self, other)
 
@@ -247,12 +269,12 @@ def _hasten_calls() -> None:
     """Skip what Triton's semantics do for an operation whose result is known from its operands' types alone.
 
     Two operands of one type are not converted. A number beside a tensor whose type holds it becomes a constant of that
-    type at once. Types of blocks and sizes of elements are computed once and kept in tables.
+    type at once. Constants and sizes of elements are computed once and kept in tables.
     """
     import triton.language as tl
     import triton.runtime.interpreter as interpreter
 
-    semantic, block = interpreter.TritonSemantic, tl.block_type
+    semantic = interpreter.TritonSemantic
     integers = (tl.int8, tl.int16, tl.int32, tl.int64, tl.uint8, tl.uint16, tl.uint32, tl.uint64)
     ranges = {t.name: (t.get_int_min_value(), t.get_int_max_value()) for t in integers}
     widths = {t.name: t.int_bitwidth for t in integers if t.is_int_signed()}
@@ -260,9 +282,9 @@ def _hasten_calls() -> None:
     alike = {*ranges, *floats, tl.int1.name}  # two operands of such a type keep it; quotients of f16 are f32
     plain = {tl.tensor, tl.dtype, int, float, bool, str, type(None)}
     sizes: dict[str, float] = {}
-    blocks: dict[Any, Any] = {}
+    constants: dict[Any, Any] = {}
     check, cast, unwrap = semantic.binary_op_type_checking_impl, semantic.cast, tl.core._unwrap_if_constexpr
-    with_element, to_tensor = block.with_element_ty, semantic.to_tensor
+    to_tensor, post_init = semantic.to_tensor, interpreter.TensorHandle.__post_init__
 
     def holds(name: str, value: Any) -> bool:
         """Whether an operand of type ``name`` beside the number ``value`` decides the type of both."""
@@ -270,6 +292,18 @@ def _hasten_calls() -> None:
             low, high = ranges.get(name, (-(2**63), 2**63 - 1))
             return low <= value <= high and (name in ranges or name in floats)
         return type(value) is float and name in floats
+
+    def constant(self: Any, number: int | float, like: Any) -> Any:
+        """``number`` as a tensor of the type of ``like``; nothing writes into what a tensor holds."""
+        key = repr(number), like.dtype.name, getattr(like.type, "extents", ())  # 0.0 equals -0.0
+        if key not in constants:
+            _, constants[key] = self.broadcast_impl_value(like, self.scalar_constant(number, dtype=like.dtype))
+        return constants[key]
+
+    def init_handle(self: Any, data: Any, dtype: Any, attr: Any = None) -> None:
+        self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
+        if not fits(data, dtype):
+            post_init(self)  # raises
 
     def check_once(
         self: Any,
@@ -290,9 +324,9 @@ def _hasten_calls() -> None:
                 wide = (lhs if widths[of[0]] > widths[of[1]] else rhs).dtype
                 return self.broadcast_impl_value(self.cast(lhs, wide), self.cast(rhs, wide))
         elif tensors == (True, False) and arithmetic and holds(lhs.dtype.name, rhs):
-            return self.broadcast_impl_value(lhs, self.scalar_constant(rhs, dtype=lhs.dtype))
+            return lhs, constant(self, rhs, lhs)
         elif tensors == (False, True) and arithmetic and holds(rhs.dtype.name, lhs):
-            return self.broadcast_impl_value(self.scalar_constant(lhs, dtype=rhs.dtype), rhs)
+            return constant(self, lhs, rhs), rhs
         return check(self, lhs, rhs, left, right, arithmetic, *div, **by)
 
     def cast_once(self: Any, value: Any, to: Any, *rounding: Any, **named: Any) -> Any:
@@ -304,20 +338,15 @@ def _hasten_calls() -> None:
             return self.tensor(self.builder.create_int_cast(value.handle, found.to_ir(self.builder), True), found)
         return cast(self, value, to, *rounding, **named)
 
-    def with_element_once(self: Any, element: Any) -> Any:
-        key = element.name, getattr(element, "address_space", None), self.extents
-        if key not in blocks:
-            blocks[key] = with_element(self, element)
-        return blocks[key]
-
     def fits(array: Any, type: Any) -> bool:
         """Whether an array's elements are no wider than ``type``, of at least a byte; pointers are not looked at."""
         if type.name not in sizes:
             sizes[type.name] = float("inf") if type.is_ptr() else max(type.primitive_bitwidth // 8, 1)
         return bool(array.itemsize <= sizes[type.name])
 
-    block.with_element_ty, interpreter._validate_np_data_size = with_element_once, fits
+    interpreter._validate_np_data_size = fits
     semantic.binary_op_type_checking_impl, semantic.cast = check_once, cast_once
+    interpreter.TensorHandle.__init__ = init_handle
     semantic.to_tensor = lambda self, x, *known: x if type(x) is tl.tensor else to_tensor(self, x, *known)
     tl.core._unwrap_if_constexpr = lambda o: o if type(o) in plain else unwrap(o)
 
