@@ -57,8 +57,8 @@ class Region:
         changed = self.storage.cpu() != self.pristine
         if self.written and outputs_may_change:
             changed &= ~self.owned()
-        where = changed.nonzero()
-        if len(where):
+        if changed.any():
+            where = changed.nonzero()
             start = self.tensor.storage_offset() * self.tensor.element_size()
             inside = bool(self.owned()[where[0]].item())
             what = "an element" if inside else "a byte that is none of its elements (a canary)"
