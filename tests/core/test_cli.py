@@ -29,7 +29,7 @@ from typer.testing import CliRunner
 import triplan as tp
 from triplan.cli import main
 from triplan.cli.app import app
-from triplan.cli.catalog import catalog, examples
+from triplan.cli.catalog import Line, catalog, examples
 from triplan.cli.render import LETTERS, MANY, as_markdown
 from triplan.descriptors.meanings import fields
 from triplan.testing import args_for
@@ -40,6 +40,21 @@ DESC = tp.IndexAddDescriptor(src_shape=(256, 64), add_dim=0, out_dim_size=10, el
 
 def run(*args: str, stdin: str | None = None) -> Any:
     return CliRunner().invoke(app, list(args), input=stdin)
+
+
+@cache
+def found_lines(named: str | None) -> list[Line]:
+    return catalog(named=named)
+
+
+def lines(*, named: str | None = None) -> list[Line]:
+    """The lines of the catalogue. Those of all ops take seconds to find, and are the same for every test."""
+    return list(found_lines(named))
+
+
+@pytest.fixture(autouse=True)
+def one_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triplan.cli.catalog.catalog", lines)
 
 
 @pytest.fixture
@@ -77,7 +92,7 @@ def test_readme_table_says_what_the_kernels_guarantee() -> None:
             said[counted, kernel, element, duplicates, letters] += int(count or 1)
     wanted: Counter[Any] = Counter()
     large: set[Any] = set()
-    for e in (e for e in catalog() if e.backend == "triton"):
+    for e in (e for e in lines() if e.backend == "triton"):
         cls, held = tp.descriptor_types()[e.op], " ".join(LETTERS[flag] for flag in e.guarantees) or "none"
         if len(cls.ops()) > MANY:
             large.add((e.op, (cls.__name__, e.kernel, "those the op takes", e.duplicates or "-", held)))
@@ -95,10 +110,13 @@ def test_ops_json_shows_every_kernel_of_the_table() -> None:
 def test_ops_shows_every_element_and_arch_that_select_takes() -> None:
     """For every entry: pinning that kernel selects it on the archs shown, and on no other."""
     targets = {"sm80": tp.Target.sm80(), "sm90a": tp.Target.sm90a(), "cpu": tp.Target.cpu()}
-    for e in catalog():
+    made: dict[tuple[str, str], list[tp.Descriptor]] = {}  # the entries of an op are asked about the same problems
+    for e in lines():
         cls = tp.descriptor_types()[e.op]
         for element in e.elements:
-            problems = list(examples(cls, op=e.op, element=element))
+            if (e.op, element) not in made:
+                made[e.op, element] = list(examples(cls, op=e.op, element=element))
+            problems = made[e.op, element]
             for name, target in targets.items():
                 taken = False
                 for desc in problems:
@@ -632,7 +650,7 @@ def test_without_the_extra_the_command_names_it(missing: str, tmp_path: Path) ->
     # An import of a module that is a plain error stands in for one that is not installed.
     (tmp_path / f"{missing}.py").write_text(f"raise ModuleNotFoundError('No module', name='{missing}')")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-m", "triplan.cli", "ops"]
+    command = [sys.executable, "-m", "triplan.cli", "ops", "gather"]  # those of all ops take seconds
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 1
     assert missing in done.stderr
