@@ -77,6 +77,8 @@ def _value(arg: Arg, args: Any, workspace: torch.Tensor | None, storage: torch.T
 #: numpy's names of libdevice's functions that have another name there.
 _NUMPY = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "atan2": "arctan2", "asinh": "arcsinh",
           "acosh": "arccosh", "atanh": "arctanh", "pow": "power"}  # fmt: skip
+#: Constants that are kept, of all kernels and shapes.
+_MOST_CONSTANTS = 2048
 
 
 def _give_libdevice() -> None:
@@ -297,6 +299,8 @@ def _hasten_calls() -> None:
         """``number`` as a tensor of the type of ``like``; nothing writes into what a tensor holds."""
         key = repr(number), like.dtype.name, getattr(like.type, "extents", ())  # 0.0 equals -0.0
         if key not in constants:
+            if len(constants) >= _MOST_CONSTANTS:  # a loop may count through thousands
+                constants.clear()
             _, constants[key] = self.broadcast_impl_value(like, self.scalar_constant(number, dtype=like.dtype))
         return constants[key]
 
