@@ -129,6 +129,8 @@ def _wanted(o: Operand) -> str:
 def _as_tensor(op: str, name: str, o: Operand, value: Any) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
         raise InvalidProblem(f"{op}: {name} is {type(value).__name__}; a tensor, {_wanted(o)}, is expected")
+    if is_lazy(value):
+        raise InvalidProblem(f"{op}: {name} is an uninitialized parameter: it has no shape; {_wanted(o)} is expected")
     return value
 
 
@@ -147,8 +149,6 @@ def _check_scalar(op: str, o: Operand, value: Any) -> None:
 
 
 def _check_tensor(op: str, name: str, o: Operand, t: torch.Tensor) -> None:
-    if is_lazy(t):
-        raise InvalidProblem(f"{op}: {name} is an uninitialized parameter: it has no shape; {_wanted(o)} is expected")
     if t.layout is not torch.strided or t.is_nested or t.is_quantized or t.is_neg():
         raise InvalidProblem(
             f"{op}: {name} is a {t.layout} tensor, nested, quantized or a lazy view; plain strided memory is expected"

@@ -10,6 +10,7 @@ import pytest
 import torch
 from cases.optim import Lion
 from torch import Tensor
+from torch.nn.parameter import UninitializedParameter
 
 import triplan as tp
 import triplan.optim as ours
@@ -257,6 +258,7 @@ def misaligned(n: int) -> torch.Tensor:
         ({"grad": [torch.ones(3), torch.ones(0), torch.ones(5).half()]}, r"grad\[2\] has dtype"),
         ({"grad": [torch.ones(6)[::2], torch.ones(0), torch.ones(5)]}, r"grad\[0\] has strides \(2,\)"),
         ({"grad": [torch.ones(3), torch.ones(0), torch._neg_view(torch.ones(5))]}, r"grad\[2\] is a .* lazy view"),
+        ({"grad": [torch.ones(3), torch.ones(0), UninitializedParameter()]}, r"grad\[2\] is an uninitialized"),
         ({"grad": [torch.ones(3), torch.ones(0), freed(5)]}, r"grad\[2\] has no memory"),
         ({"grad": [torch.ones(3), torch.ones(0), misaligned(5)]}, r"grad\[2\] is at 0x.*, which is not a multiple"),
         ({"grad": [torch.ones(3), torch.ones(0), torch.ones(5, device="meta")]}, r"grad\[2\] is on meta"),
