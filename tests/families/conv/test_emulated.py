@@ -197,6 +197,22 @@ def test_shared_rows(name: str, op: str, boxes: int, features: int, monkeypatch:
         forget_facts()
 
 
+@pytest.mark.parametrize("name", ["dilated", "wide"])
+@pytest.mark.parametrize("op", OPS[:2])
+def test_last_waves(op: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their tiles have fewer features, and launches of their own."""
+    forget_facts()
+    only = {"TILES": ((64, 256),), "NARROW_TILES": (), "FEW_TILES": (), "ROW_TILES": ()}
+    for constant, value in {**only, "REST_US": -1e9}.items():
+        monkeypatch.setattr(wgmma_tiles, constant, value)
+    desc = problem(op, *CASES[name])
+    try:
+        assert len(tp.plan(desc, target=FEW, kernel="wgmma").launches) == 2 * wgmma_tiles.launches_of(desc)
+        check_emulated("wgmma", desc)
+    finally:
+        forget_facts()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif("tp.Target.current().arch is not tp.ArchSku.SM90A")
 @pytest.mark.parametrize("name", ["same", "dilated", "few"])

@@ -19,15 +19,17 @@ from triplan.backends.triton.conv.wgmma_rows_kernels import conv2d_rows_wgmma_ke
 from triplan.backends.triton.conv.wgmma_tiles import (
     CHANNELS,
     RESULT_US,
+    Part,
     Tile,
     depth_of,
     features_of,
     lattice_of,
     launches_of,
+    parts_of,
+    parts_us,
     reduced,
     tile_of,
     tiles_in,
-    waves_us,
     width_of,
 )
 from triplan.backends.triton.conv.wgmma_weight_kernels import conv2d_weight_wgmma_kernel
@@ -155,7 +157,8 @@ def rank(desc: Conv2dProblem, target: Target) -> float:
     if shared.of_weight(desc):
         busy = SUMS_US + division_of(desc)[0]
     else:
-        busy = launches * waves_us(desc, tile_of(desc), target.sm_count, moved <= card.L2_BYTES)
+        parts = parts_of(desc, tile_of(desc), target.sm_count)
+        busy = launches * parts_us(desc, parts, target.sm_count, moved <= card.L2_BYTES)
     return launches * card.LAUNCH_US + max(busy, moved / card.BYTES_PER_US)
 
 
@@ -247,44 +250,46 @@ def _holds(desc: Conv2dProblem, tile: Tile) -> bool:
 
 
 def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
-    """The result, or the gradient of x: with strides a launch for each remainder, which has taps of its own."""
-    tile, back = tile_of(desc), shared.of_input(desc)
-    result = "dx" if back else "out"
+    """The result, or the gradient of x: with strides launches for each remainder, which has taps of its own."""
+    parts = parts_of(desc, tile_of(desc), target.sm_count)
+    remainders = _remainders(desc) if shared.of_input(desc) else [(0, 0)]
+    return [_part(desc, target, part, first) for first in remainders for part in parts]
+
+
+def _part(desc: Conv2dProblem, target: Target, part: Part, first: tuple[int, int]) -> Launch:
+    tile, back = part.tile, shared.of_input(desc)
     depth, n = depth_of(desc), tile.features
     pixels, axis = (*tile.box, depth), channel_axis(desc, desc.operand("weight"))
     across = back and axis == 1
     weight = _map("weight", desc.element, (depth, 1, 1, n) if across else (n, 1, 1, depth), axis=axis)
     bias = next((o for o in desc.operands() if o.name == "bias"), None)
-    boxes = tile.boxes(desc.batch, lattice_of(desc))
-    tiles_n, chunks = -(-features_of(desc) // n), -(-reduced(desc) // depth)
+    high, wide = tile.boxes(desc.batch, lattice_of(desc))[1:]
+    extent = _ints(part.boxes, high, wide, -(-features_of(desc) // n), GROUP, -(-reduced(desc) // depth))
     written = (*tile.box, min(depth, n))
-    common: dict[str, object] = {"BACK": across, "CHANNELS": depth, "BLOCK_N": n, "STAGES": tile.stages}
-    found = []
-    for first in _remainders(desc) if back else [(0, 0)]:
-        args: dict[str, Arg] = {
-            "weight": weight,
-            "out": _map(result, desc.element, written, first, desc.stride if back else (1, 1)),
-            "bias": None if bias is None else values(bias),
-            "features": Int(features_of(desc)),
-            "extent": _ints(*boxes, tiles_n, GROUP, chunks),
-            "taps": _ints(*(n for axis in (0, 1) for n in _taps(desc, axis, first[axis]))),
-        }
-        source = "dout" if back else "x"
-        kernel: Any = conv2d_wgmma_kernel
-        if tile.taps > 1:
-            kernel = conv2d_rows_wgmma_kernel
-            rest = (1, tile.reach, tile.box[2], depth)
-            args |= {"x": _map(source, desc.element, pixels), "rest": _map(source, desc.element, rest)}
-            constants = {"HIGH": tile.box[1], "WIDE": tile.box[2], "REACH": tile.reach, "TAPS": tile.taps}
-            constants |= {"FLIPPED": back, "BOXES": tile.rows // 2, "HOLDS": desc.element.itemsize == 2}
-            constants["BUFFERS"] = min(tile.rows // 2 * n // written[3], 2)  # those of a tile are used in turns
-        else:
-            args |= _sources([_map(source, desc.element, pixels)] if back else _by_remainder(desc, pixels), 4)
-            constants = {**_box(tile), **_strides(desc, dense=back), "HOLDS": _holds(desc, tile)}
-            constants["BUFFERS"] = min(tile.columns, 2) if tile.pixels == CHANNELS else 1
-        grid = min(tiles_in(desc, tile), target.sm_count)
-        found.append(Launch(kernel, grid, args, {**common, **constants}, overlaps=True))
-    return found
+    source, result = ("dout", "dx") if back else ("x", "out")
+    args: dict[str, Arg] = {
+        "weight": weight,
+        "out": _map(result, desc.element, written, first, desc.stride if back else (1, 1)),
+        "bias": None if bias is None else values(bias),
+        "features": Int(features_of(desc)),
+        "taps": _ints(*(n for axis in (0, 1) for n in _taps(desc, axis, first[axis]))),
+    }
+    constants: dict[str, object] = {"BACK": across, "CHANNELS": depth, "BLOCK_N": n, "STAGES": tile.stages}
+    kernel: Any = conv2d_wgmma_kernel
+    if tile.taps > 1:
+        kernel = conv2d_rows_wgmma_kernel
+        rest = (1, tile.reach, tile.box[2], depth)
+        args |= {"x": _map(source, desc.element, pixels), "rest": _map(source, desc.element, rest)}
+        args["extent"] = extent
+        constants |= {"HIGH": tile.box[1], "WIDE": tile.box[2], "REACH": tile.reach, "TAPS": tile.taps}
+        constants |= {"FLIPPED": back, "BOXES": tile.rows // 2, "HOLDS": desc.element.itemsize == 2}
+        constants["BUFFERS"] = min(tile.rows // 2 * n // written[3], 2)  # those of a tile are used in turns
+    else:
+        args |= _sources([_map(source, desc.element, pixels)] if back else _by_remainder(desc, pixels), 4)
+        args["extent"] = (Int(part.first), *extent)
+        constants |= {**_box(tile), **_strides(desc, dense=back), "HOLDS": _holds(desc, tile)}
+        constants["BUFFERS"] = min(tile.columns, 2) if tile.pixels == CHANNELS else 1
+    return Launch(kernel, min(tiles_in(desc, part), target.sm_count), args, constants, overlaps=True)
 
 
 def _box(tile: Tile) -> dict[str, Any]:

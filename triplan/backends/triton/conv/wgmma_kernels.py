@@ -59,7 +59,7 @@ def load_pixels(
 ):
     """The loading warp: for each step of this program's tiles two boxes of pixels and a block of weights."""
     sa, sb, _, full, empty = ring
-    boxes, boxes_high, boxes_wide, tiles_n, group, chunks = extent
+    start, boxes, boxes_high, boxes_wide, tiles_n, group, chunks = extent
     first_row, step_row, tap_rows, down, step_down, first_column, step_column, tap_columns, along, step_along = taps
     tiles_m = gl.cdiv(boxes, 2)
     BYTES: gl.constexpr = (2 * IMAGES * HIGH * WIDE + BLOCK_N) * CHANNELS * weight.dtype.primitive_bitwidth // 8
@@ -69,9 +69,9 @@ def load_pixels(
     phase = 1  # all slots are free at first: waiting for the phase before the first one returns at once
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, group)
-        image, row, column = box_of(tile_m * 2, boxes_high, boxes_wide)
+        image, row, column = box_of(start + tile_m * 2, boxes_high, boxes_wide)
         upper = (image * IMAGES, row * HIGH, column * WIDE)
-        image, row, column = box_of(tile_m * 2 + 1, boxes_high, boxes_wide)
+        image, row, column = box_of(start + tile_m * 2 + 1, boxes_high, boxes_wide)
         lower = (image * IMAGES, row * HIGH, column * WIDE)
         feature = tile_n * BLOCK_N
         for chunk in range(chunks):
@@ -161,7 +161,7 @@ def multiply_pixels(
     With HOLDS the results of a tile are stored during the first products of the next one, a block of columns each.
     """
     empty = ring[4]
-    boxes, boxes_high, boxes_wide, tiles_n, group, _ = extent
+    start, boxes, boxes_high, boxes_wide, tiles_n, group, _ = extent
     tiles_m = gl.cdiv(boxes, 2)
     ROWS: gl.constexpr = IMAGES * HIGH * WIDE
     BLOCKS: gl.constexpr = BLOCK_N // out.block_type.shape[3]
@@ -198,7 +198,7 @@ def multiply_pixels(
         mbarrier.arrive(empty.index(last), count=1, pred=steps > 0)
         if bias is not None:
             acc += gl.convert_layout(added, gl.SliceLayout(0, layout)).to(gl.float32)[None, :]
-        image, row, column = box_of(tile_m * 2 + WHICH, boxes_high, boxes_wide)
+        image, row, column = box_of(start + tile_m * 2 + WHICH, boxes_high, boxes_wide)
         here = (image * IMAGES, row * HIGH, column * WIDE, tile_n * BLOCK_N)
         if HOLDS:
             held = rounded(acc.to(out.dtype))
@@ -245,10 +245,10 @@ def conv2d_wgmma_kernel(
     ``x0`` to ``x3`` are tensor maps (images, rows, columns, channels) of the rows and columns of each remainder modulo
     the strides, or None; ``out`` likewise, and ``weight`` (features, rows, columns, channels), with BACK (channels,
     rows, columns, features). f16, bf16, or f32 that is multiplied as tf32 (without BACK: wgmma takes tf32 with what is
-    summed adjacent), accumulated in f32; ``bias`` (features,) or None. ``extent``: boxes, those of
-    a column and row of an image, tiles along the features, rows of tiles in a group, blocks of CHANNELS. ``taps``: for
-    rows, then columns, what the formula names and how many taps there are. HOLDS, of elements of 2 bytes: a tile has at
-    least as many steps as blocks of CHANNELS columns.
+    summed adjacent), accumulated in f32; ``bias`` (features,) or None. ``extent``: the first
+    box, how many there are from it on, those of a column and row of an image, tiles along the features, rows of tiles
+    in a group, blocks of CHANNELS. ``taps``: for rows, then columns, what the formula names and how many taps there
+    are. HOLDS, of elements of 2 bytes: a tile has at least as many steps as blocks of CHANNELS columns.
 
     Runs on 4 warps, the first warpgroup, and 5 more that ``warp_specialize`` adds.
     """
@@ -260,7 +260,7 @@ def conv2d_wgmma_kernel(
     start_ring(full, empty, STAGES)
     next_may_begin()
     ring = (sa, sb, sc, full, empty)
-    steps = extent[5] * taps[2] * taps[7]
+    steps = extent[6] * taps[2] * taps[7]
     gl.warp_specialize(
         [
             (

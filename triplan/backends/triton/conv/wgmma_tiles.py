@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from triplan.backends.runtime.gluon import VIEWS_GROW
 from triplan.backends.triton.common import card
@@ -35,6 +36,9 @@ CACHED_BYTES_PER_US = 1e5
 RING_BYTES = 192 << 10
 #: (pixels of a box, features) of tiles of the result; of equal ones the first.
 TILES = ((64, 256), (64, 128), (128, 128), (128, 64), (64, 64))
+#: Features of tiles of a last wave, and microseconds that its launch takes beside them: it begins when the first ends.
+#: Fitted by hand on an H200.
+REST_FEATURES, REST_US = (128, 64), 3.0
 #: Those beside them of narrow blocks.
 NARROW_TILES = ((128, 32), (256, 32))
 #: Tiles of few features that are summed in whole blocks: TMA fills weights that do not exist more slowly than it reads.
@@ -105,6 +109,14 @@ class Tile:
         return -(-images // self.box[0]) * high * wide, high, wide
 
 
+class Part(NamedTuple):
+    """What a launch computes: ``boxes`` boxes from ``first`` on, in tiles of one size."""
+
+    tile: Tile
+    first: int
+    boxes: int
+
+
 @fact
 def _best_box(pixels: int, images: int, extents: tuple[int, int]) -> tuple[int, int, int]:
     """Of the boxes of so many pixels those that cover with the fewest; of these that with the longest rows."""
@@ -129,11 +141,33 @@ def tile_of(desc: Conv2dProblem) -> Tile:
         boxes = [(1, 64 // wide, wide) for wide in (8, 16, 32, 64)]  # rows begin where the swizzle does
         shared_rows = [Tile(b, rows, n, width, desc.kernel[0], reach) for b in boxes for rows, n in ROW_TILES]
         found += [t for t in shared_rows if t.stages >= LEAST_STAGES]
-    return min(found, key=lambda t: waves_us(desc, t, DIVIDED_FOR))
+    return min(found, key=lambda t: parts_us(desc, parts_of(desc, t, DIVIDED_FOR), DIVIDED_FOR))
 
 
-def waves_us(desc: Conv2dProblem, tile: Tile, multiprocessors: int, cached: bool = False) -> float:
+@fact
+def parts_of(desc: Conv2dProblem, tile: Tile, multiprocessors: int) -> tuple[Part, ...]:
+    """The boxes of ``tile``. Those of a last wave that leaves most multiprocessors idle may have tiles of fewer
+    features, of which there are more, and so a launch of their own: whichever is estimated to take less time.
+    """
+    boxes, across = tile.boxes(desc.batch, lattice_of(desc))[0], -(-features_of(desc) // tile.features)
+    waves = -(-boxes // tile.rows) * across // multiprocessors
+    first = waves * multiprocessors // across * tile.rows
+    found: list[tuple[Part, ...]] = [(Part(tile, 0, boxes),)]
+    if tile.taps == 1 and 0 < first < boxes:
+        rests = (replace(tile, features=n) for n in REST_FEATURES if n < tile.features)
+        found += [(Part(tile, 0, first), Part(rest, first, boxes - first)) for rest in rests]
+    return min(found, key=lambda parts: parts_us(desc, parts, multiprocessors))
+
+
+def parts_us(desc: Conv2dProblem, parts: tuple[Part, ...], multiprocessors: int, cached: bool = False) -> float:
+    """Of the launches of all ``parts``, beside that of the first."""
+    busy = sum(waves_us(desc, part, multiprocessors, cached) for part in parts)
+    return busy + (len(parts) - 1) * REST_US
+
+
+def waves_us(desc: Conv2dProblem, part: Part, multiprocessors: int, cached: bool) -> float:
     """Of one launch; on average, as every tap is of one launch. ``cached``: boxes are read from the L2 cache."""
+    tile = part.tile
     whole, rest = divmod(reduced(desc), depth_of(desc))
     pixels = tile.rows * (tile.pixels + tile.reach * tile.box[2])
     read = 2 * tile.width * pixels / (CACHED_BYTES_PER_US if cached else card.SM_BYTES_PER_US)
@@ -143,7 +177,7 @@ def waves_us(desc: Conv2dProblem, tile: Tile, multiprocessors: int, cached: bool
     steps += each * max(tile.step_us, read * ending) if rest else 0.0
     held = tile.taps > 1 and desc.element.itemsize == 2
     results = (HELD_US if held else RESULT_US) * desc.element.itemsize / 2 * tile.blocks
-    return -(-tiles_in(desc, tile) // multiprocessors) * (steps + results)
+    return -(-tiles_in(desc, part) // multiprocessors) * (steps + results)
 
 
 def lattice_of(desc: Conv2dProblem) -> tuple[int, int]:
@@ -179,6 +213,6 @@ def depth_of(desc: Conv2dProblem) -> int:
     return 2 * width_of(desc) // desc.element.itemsize
 
 
-def tiles_in(desc: Conv2dProblem, tile: Tile) -> int:
+def tiles_in(desc: Conv2dProblem, part: Part) -> int:
     """Tiles of one launch."""
-    return -(-tile.boxes(desc.batch, lattice_of(desc))[0] // tile.rows) * -(-features_of(desc) // tile.features)
+    return -(-part.boxes // part.tile.rows) * -(-features_of(desc) // part.tile.features)
