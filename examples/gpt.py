@@ -351,7 +351,7 @@ class Training:
 
 
 #: Options beside the sizes that decide the bits of the parameters.
-FIXED = ("backend", "precision", "optimizer", "batch", "steps", "rate", "seed", "tp")
+FIXED = ("backend", "precision", "optimizer", "batch", "steps", "rate", "seed", "tp", "deterministic")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -377,12 +377,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     how.add_argument("--tp", action="store_true", help="under torchrun: divide the layers, not the batch")
     parser.add_argument("--timeout", type=float, default=600, help="seconds that a rank waits for another one")
     parser.add_argument("--eager", action="store_true", help="triplan: without a CUDA graph")
+    either = argparse.BooleanOptionalAction
+    parser.add_argument("--deterministic", action=either, help="torch's deterministic mode: triplan's default")
     parser.add_argument("--peak", type=float, default=PEAK, help="TFLOP/s that the utilisation is of")
     options = parser.parse_args(arguments)
     if options.width % options.heads:
         parser.error(f"--width {options.width} is no multiple of --heads {options.heads}")
     if options.vocabulary <= BYTES:
         parser.error(f"--vocabulary {options.vocabulary}: {BYTES} tokens are bytes, so there must be more")
+    if options.deterministic is None:
+        options.deterministic = options.backend == "triplan"
     if options.precision is None:
         options.precision = "f32" if options.device == "cpu" else "bf16"
     return options
@@ -436,7 +440,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     memory: Any = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(options.backend == "triplan")
+    torch.use_deterministic_algorithms(options.deterministic)
     memory.fill_uninitialized_memory = False  # every element is written before it is read
     begun = "RANK" in os.environ and not dist.is_initialized()  # by torchrun
     if begun:

@@ -51,6 +51,14 @@ def parameters(folder: Path) -> dict[str, torch.Tensor]:
     return state
 
 
+def test_triplan_is_deterministic_by_default(gpt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    monkeypatch.setattr(gpt, "train", lambda *_: found.append(torch.are_deterministic_algorithms_enabled()))
+    for given in ([], ["--no-deterministic"], ["--backend=torch"], ["--backend=torch", "--deterministic"]):
+        gpt.main([*given, "--device=cpu"])
+    assert found == [True, False, False, True]
+
+
 def test_tokens_are_the_text(gpt: Any, text: Path, tmp_path: Path) -> None:
     raw = text.read_bytes()
     tokens = gpt.Tokens.cached(raw, 300, tmp_path)

@@ -29,6 +29,7 @@ CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "strided_pointwise": ((2, 64, 15, 18, 72, 1, 1), {"stride": (2, 1)}),
     "dilated": ((2, 64, 17, 16, 64, 3, 2), {"padding": (2, 2, 1, 1), "dilation": (2, 2)}),
     "wide": ((1, 72, 6, 70, 264, 1, 5), {"padding": (0, 0, 2, 2)}),
+    "square": ((2, 64, 13, 18, 128, 3, 3), {"padding": (1, 1, 1, 1), "has_bias": True}),
     "few": ((2, 32, 13, 18, 24, 3, 2), {"padding": (1, 1, 0, 1), "has_bias": True}),
     "few_to_many": ((2, 24, 9, 18, 72, 3, 3), {"padding": (1, 1, 1, 1), "stride": (2, 2)}),
 }
@@ -197,17 +198,36 @@ def test_shared_rows(name: str, op: str, boxes: int, features: int, monkeypatch:
         forget_facts()
 
 
+def only_tiles(monkeypatch: pytest.MonkeyPatch, *tiles: tuple[int, int]) -> None:
+    """Of these pixels of a box and features."""
+    forget_facts()
+    for constant, value in {"TILES": tiles, "NARROW_TILES": (), "FEW_TILES": (), "ROW_TILES": ()}.items():
+        monkeypatch.setattr(wgmma_tiles, constant, value)
+
+
 @pytest.mark.parametrize("name", ["dilated", "wide"])
 @pytest.mark.parametrize("op", OPS[:2])
 def test_last_waves(op: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their tiles have fewer features, and launches of their own."""
-    forget_facts()
-    only = {"TILES": ((64, 256),), "NARROW_TILES": (), "FEW_TILES": (), "ROW_TILES": ()}
-    for constant, value in {**only, "REST_US": -1e9}.items():
-        monkeypatch.setattr(wgmma_tiles, constant, value)
+    only_tiles(monkeypatch, (64, 256))
+    monkeypatch.setattr(wgmma_tiles, "REST_US", -1e9)
     desc = problem(op, *CASES[name])
     try:
         assert len(tp.plan(desc, target=FEW, kernel="wgmma").launches) == 2 * wgmma_tiles.launches_of(desc)
+        check_emulated("wgmma", desc)
+    finally:
+        forget_facts()
+
+
+@pytest.mark.parametrize("op", OPS[:2])
+def test_large_tiles_are_stored_in_halves(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """During the products of the next tile."""
+    only_tiles(monkeypatch, (128, 128))
+    desc = problem(op, *CASES["square"])
+    try:
+        (launch,) = tp.plan(desc, target=FEW, kernel="wgmma").launches
+        out: Any = launch.args["out"]
+        assert (launch.constexprs["HOLDS"], out.block[3]) == (True, 32)
         check_emulated("wgmma", desc)
     finally:
         forget_facts()

@@ -48,6 +48,8 @@ HOPPER: dict[str, Any] = {
 _GLUON_ELEMENT = {ElementKind.F16: gl.float16, ElementKind.BF16: gl.bfloat16, ElementKind.F32: gl.float32}
 #: Rows of tiles that are computed together, for the L2 cache.
 GROUP = 8
+#: Steps from which on tiles of large boxes are stored during the next: of fewer, this took longer on an H200.
+HELD_STEPS = 8
 #: (blocks of filters, blocks of channels under a tap) of tiles of the gradient of weight.
 WEIGHT_TILES = ((2, 4), (2, 2), (1, 8), (1, 4), (1, 2))
 #: Microseconds of a step of those of tf32, by the blocks of a tile: mma reads both factors from shared memory once for
@@ -243,10 +245,11 @@ def _ints(*numbers: int) -> tuple[Arg, ...]:
 
 
 def _holds(desc: Conv2dProblem, tile: Tile) -> bool:
-    """Whether tiles are stored during the products of the next: the widest, of as many steps as columns at least."""
+    """Whether tiles are stored during the products of the next: those that take all accumulators, of enough steps."""
     axes = [{_taps(desc, axis, n)[2] for n in range(desc.stride[axis])} for axis in (0, 1)]
     steps = -(-reduced(desc) // CHANNELS) * min(axes[0]) * min(axes[1])
-    return desc.element.itemsize == 2 and tile.width == CHANNELS and tile.columns == 4 <= steps
+    largest = tile.width == CHANNELS and tile.pixels * tile.features == 4 * CHANNELS**2
+    return desc.element.itemsize == 2 and largest and steps >= (4 if tile.pixels == CHANNELS else HELD_STEPS)
 
 
 def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
@@ -265,7 +268,9 @@ def _part(desc: Conv2dProblem, target: Target, part: Part, first: tuple[int, int
     bias = next((o for o in desc.operands() if o.name == "bias"), None)
     high, wide = tile.boxes(desc.batch, lattice_of(desc))[1:]
     extent = _ints(part.boxes, high, wide, -(-features_of(desc) // n), GROUP, -(-reduced(desc) // depth))
-    written = (*tile.box, min(depth, n))
+    holds = tile.taps == 1 and _holds(desc, tile)
+    halved = holds and tile.pixels > CHANNELS  # a step stores less, and the next has a buffer of its own
+    written = (*tile.box, min(depth, n) // (2 if halved else 1))
     source, result = ("dout", "dx") if back else ("x", "out")
     args: dict[str, Arg] = {
         "weight": weight,
@@ -287,8 +292,8 @@ def _part(desc: Conv2dProblem, target: Target, part: Part, first: tuple[int, int
     else:
         args |= _sources([_map(source, desc.element, pixels)] if back else _by_remainder(desc, pixels), 4)
         args["extent"] = (Int(part.first), *extent)
-        constants |= {**_box(tile), **_strides(desc, dense=back), "HOLDS": _holds(desc, tile)}
-        constants["BUFFERS"] = min(tile.columns, 2) if tile.pixels == CHANNELS else 1
+        constants |= {**_box(tile), **_strides(desc, dense=back), "HOLDS": holds}
+        constants["BUFFERS"] = min(tile.columns, 2) if tile.pixels == CHANNELS or halved else 1
     return Launch(kernel, min(tiles_in(desc, part), target.sm_count), args, constants, overlaps=True)
 
 

@@ -248,7 +248,7 @@ def conv2d_wgmma_kernel(
     summed adjacent), accumulated in f32; ``bias`` (features,) or None. ``extent``: the first
     box, how many there are from it on, those of a column and row of an image, tiles along the features, rows of tiles
     in a group, blocks of CHANNELS. ``taps``: for rows, then columns, what the formula names and how many taps there
-    are. HOLDS, of elements of 2 bytes: a tile has at least as many steps as blocks of CHANNELS columns.
+    are. HOLDS, of elements of 2 bytes: a tile has at least as many steps as blocks of ``out``'s columns.
 
     Runs on 4 warps, the first warpgroup, and 5 more that ``warp_specialize`` adds.
     """
