@@ -182,27 +182,26 @@ def test_convolutions(name: str, op: str) -> None:
     check_emulated("wgmma", problem(op, *CASES[name]))
 
 
+def only_tiles(monkeypatch: pytest.MonkeyPatch, *tiles: tuple[int, int], rows: tuple[Any, ...] = ()) -> None:
+    """Of these pixels of a box and features, and of these ``rows`` that taps share."""
+    forget_facts()
+    for constant, value in {"TILES": tiles, "NARROW_TILES": (), "FEW_TILES": (), "ROW_TILES": rows}.items():
+        monkeypatch.setattr(wgmma_tiles, constant, value)
+
+
 @pytest.mark.parametrize(("boxes", "features"), [(4, 32), (4, 64), (2, 128)])
 @pytest.mark.parametrize("op", OPS[:2])
 @pytest.mark.parametrize("name", ["same", "dilated", "few"])
 def test_shared_rows(name: str, op: str, boxes: int, features: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles whose taps of a column share the rows that they read."""
-    forget_facts()
-    only = {"TILES": (), "NARROW_TILES": (), "FEW_TILES": (), "ROW_TILES": ((boxes, features),)}
-    for constant, value in {**only, "ROW_FEATURES": math.inf, "LEAST_STAGES": 1}.items():
-        monkeypatch.setattr(wgmma_tiles, constant, value)
+    only_tiles(monkeypatch, rows=((boxes, features),))
+    monkeypatch.setattr(wgmma_tiles, "ROW_FEATURES", math.inf)
+    monkeypatch.setattr(wgmma_tiles, "LEAST_STAGES", 1)
     try:
         for element in ("bf16", "f32") if op == "conv2d" else ("bf16",):
             check_emulated("wgmma", problem(op, *CASES[name], element=element))
     finally:
         forget_facts()
-
-
-def only_tiles(monkeypatch: pytest.MonkeyPatch, *tiles: tuple[int, int]) -> None:
-    """Of these pixels of a box and features."""
-    forget_facts()
-    for constant, value in {"TILES": tiles, "NARROW_TILES": (), "FEW_TILES": (), "ROW_TILES": ()}.items():
-        monkeypatch.setattr(wgmma_tiles, constant, value)
 
 
 @pytest.mark.parametrize("name", ["dilated", "wide"])
@@ -219,15 +218,17 @@ def test_last_waves(op: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None
         forget_facts()
 
 
+@pytest.mark.parametrize("box", [(1, 8, 16), (1, 1, 128), (8, 4, 4)])
 @pytest.mark.parametrize("op", OPS[:2])
-def test_large_tiles_are_stored_in_halves(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """During the products of the next tile."""
+def test_turned_tiles(op: str, box: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features are rows of the product, and results are stored in halves of boxes."""
     only_tiles(monkeypatch, (128, 128))
+    monkeypatch.setattr(wgmma_tiles, "_best_box", lambda *_: box)
     desc = problem(op, *CASES["square"])
     try:
-        (launch,) = tp.plan(desc, target=FEW, kernel="wgmma").launches
+        launch, *_ = tp.plan(desc, target=FEW, kernel="wgmma").launches
         out: Any = launch.args["out"]
-        assert (launch.constexprs["HOLDS"], out.block[3]) == (True, 32)
+        assert (launch.constexprs["TURNED"], math.prod(out.block[:3])) == (True, 64)
         check_emulated("wgmma", desc)
     finally:
         forget_facts()
@@ -235,21 +236,19 @@ def test_large_tiles_are_stored_in_halves(op: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.gpu
 @pytest.mark.skipif("tp.Target.current().arch is not tp.ArchSku.SM90A")
-@pytest.mark.parametrize("name", ["same", "dilated", "few"])
+@pytest.mark.parametrize("name", ["same", "dilated", "few", "square"])
 @pytest.mark.parametrize("op", OPS[:2])
 def test_tiles_change_no_bits(op: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether taps share rows, and the boxes and features of a tile."""
+    """Whether taps share rows, the boxes and features of a tile, and whether features are rows of the product."""
     desc, results = problem(op, *CASES[name]), []
     args = testing.args_for(desc, "cuda").args
     output = getattr(args, next(o.name for o in desc.operands() if o.is_written))
     monkeypatch.setattr(wgmma_tiles, "ROW_FEATURES", math.inf)
     monkeypatch.setattr(wgmma_tiles, "LEAST_STAGES", 2)  # those of large boxes
     try:
-        for tiles in ((), ((4, 64),), ((4, 32),), ((2, 64),)):
-            forget_facts()
-            monkeypatch.setattr(wgmma_tiles, "ROW_TILES", tiles)
-            for constant in ("TILES", "NARROW_TILES", "FEW_TILES") if tiles else ():
-                monkeypatch.setattr(wgmma_tiles, constant, ())
+        shared_rows = [((), [size]) for size in ((4, 64), (4, 32), (2, 64))]
+        for tiles, rows in (([(64, 256)], []), ([(128, 128)], []), *shared_rows):
+            only_tiles(monkeypatch, *tiles, rows=tuple(rows))
             plan: tp.Plan[Any, Any] = tp.plan(desc, target=tp.Target.current(), kernel="wgmma")
             output.fill_(math.nan)
             plan.run(args, tp.Workspace.allocate(plan, "cuda"))

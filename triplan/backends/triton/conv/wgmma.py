@@ -264,13 +264,15 @@ def _part(desc: Conv2dProblem, target: Target, part: Part, first: tuple[int, int
     depth, n = depth_of(desc), tile.features
     pixels, axis = (*tile.box, depth), channel_axis(desc, desc.operand("weight"))
     across = back and axis == 1
-    weight = _map("weight", desc.element, (depth, 1, 1, n) if across else (n, 1, 1, depth), axis=axis)
+    holds = tile.taps == 1 and _holds(desc, tile)
+    # Of 64 by 256 results wgmma reads less of shared memory than of 128 by 128, and that bounds these tiles.
+    turned = holds and tile.pixels > CHANNELS
+    own = n // 2 if turned else n
+    weight = _map("weight", desc.element, (depth, 1, 1, own) if across else (own, 1, 1, depth), axis=axis)
     bias = next((o for o in desc.operands() if o.name == "bias"), None)
     high, wide = tile.boxes(desc.batch, lattice_of(desc))[1:]
     extent = _ints(part.boxes, high, wide, -(-features_of(desc) // n), GROUP, -(-reduced(desc) // depth))
-    holds = tile.taps == 1 and _holds(desc, tile)
-    halved = holds and tile.pixels > CHANNELS  # a step stores less, and the next has a buffer of its own
-    written = (*tile.box, min(depth, n) // (2 if halved else 1))
+    written = (*(_half(tile.box) if turned else tile.box), min(depth, n))
     source, result = ("dout", "dx") if back else ("x", "out")
     args: dict[str, Arg] = {
         "weight": weight,
@@ -292,9 +294,17 @@ def _part(desc: Conv2dProblem, target: Target, part: Part, first: tuple[int, int
     else:
         args |= _sources([_map(source, desc.element, pixels)] if back else _by_remainder(desc, pixels), 4)
         args["extent"] = (Int(part.first), *extent)
-        constants |= {**_box(tile), **_strides(desc, dense=back), "HOLDS": holds}
-        constants["BUFFERS"] = min(tile.columns, 2) if tile.pixels == CHANNELS or halved else 1
+        constants |= {**_box(tile), **_strides(desc, dense=back), "HOLDS": holds, "TURNED": turned}
+        constants["BUFFERS"] = min(tile.columns, 2) if tile.pixels == CHANNELS or turned else 1
     return Launch(kernel, min(tiles_in(desc, part), target.sm_count), args, constants, overlaps=True)
+
+
+def _half(box: tuple[int, int, int]) -> tuple[int, int, int]:
+    """The first half of its pixels."""
+    images, high, wide = box
+    if images > 1:
+        return images // 2, high, wide
+    return (1, high // 2, wide) if high > 1 else (1, 1, wide // 2)
 
 
 def _box(tile: Tile) -> dict[str, Any]:

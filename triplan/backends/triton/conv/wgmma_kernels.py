@@ -22,6 +22,7 @@ from triplan.backends.runtime.gluon import (
     mbarrier,
     next_may_begin,
     previous_wait,
+    reinterpret,
     store_tile,
     store_wait,
     thread_barrier,
@@ -62,6 +63,8 @@ def load_pixels(
     start, boxes, boxes_high, boxes_wide, tiles_n, group, chunks = extent
     first_row, step_row, tap_rows, down, step_down, first_column, step_column, tap_columns, along, step_along = taps
     tiles_m = gl.cdiv(boxes, 2)
+    FEATURES: gl.constexpr = weight.block_type.shape[3 if BACK else 0]
+    PARTS: gl.constexpr = BLOCK_N // FEATURES
     BYTES: gl.constexpr = (2 * IMAGES * HIGH * WIDE + BLOCK_N) * CHANNELS * weight.dtype.primitive_bitwidth // 8
     MAPS: gl.constexpr = STRIDE_ROWS * STRIDE_COLUMNS
     previous_wait()
@@ -90,10 +93,13 @@ def load_pixels(
                     load_under(maps, i, lower, d, a, channel, ready, to, STRIDE_ROWS, STRIDE_COLUMNS, MAPS)
                     tap_row = first_row + r * step_row
                     tap_column = first_column + s * step_column
-                    if BACK:
-                        load_tile(weight, [channel, tap_row, tap_column, feature], ready, sb.index(slot))
-                    else:
-                        load_tile(weight, [feature, tap_row, tap_column, channel], ready, sb.index(slot))
+                    for part in gl.static_range(PARTS):
+                        to = sb.index(slot * PARTS + part)
+                        here = feature + part * FEATURES
+                        if BACK:
+                            load_tile(weight, [channel, tap_row, tap_column, here], ready, to)
+                        else:
+                            load_tile(weight, [here, tap_row, tap_column, channel], ready, to)
                     slot, phase = next_slot(slot, phase, STAGES)
 
 
@@ -108,15 +114,26 @@ def product_of(
     BACK: gl.constexpr,
     CHANNELS: gl.constexpr,
     BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+    TURNED: gl.constexpr,
 ):
     """acc + warpgroup WHICH's product of a slot, which wgmma computes from now on."""
     sa, sb, _, full, _ = ring
     mbarrier.wait(full.index(slot), phase)
-    x = matrix(sa.index(slot * 2 + WHICH), ROWS, CHANNELS)
-    if BACK:
-        y = matrix(sb.index(slot), CHANNELS, BLOCK_N)
+    if TURNED:
+        layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([2 * ROWS, CHANNELS], sa.dtype)
+        y = reinterpret(sa, sa.dtype, [STAGES, 2 * ROWS, CHANNELS], layout).index(slot).permute((1, 0))
+        own = sb.index(slot * 2 + WHICH)
+        if BACK:
+            x = matrix(own, CHANNELS, BLOCK_N // 2).permute((1, 0))
+        else:
+            x = matrix(own, BLOCK_N // 2, CHANNELS)
     else:
-        y = matrix(sb.index(slot), BLOCK_N, CHANNELS).permute((1, 0))
+        x = matrix(sa.index(slot * 2 + WHICH), ROWS, CHANNELS)
+        if BACK:
+            y = matrix(sb.index(slot), CHANNELS, BLOCK_N)
+        else:
+            y = matrix(sb.index(slot), BLOCK_N, CHANNELS).permute((1, 0))
     return warpgroup_mma(x, y, acc, is_async=True)
 
 
@@ -138,6 +155,43 @@ def store_block(block, out, ring, place, i, WHICH: gl.constexpr, BUFFERS: gl.con
 
 
 @gluon.jit
+def place_of(box, column, boxes_high, boxes_wide, IMAGES: gl.constexpr, HIGH: gl.constexpr, WIDE: gl.constexpr):
+    """The first (image, row, column, feature) of a box."""
+    image, row, along = box_of(box, boxes_high, boxes_wide)
+    return image * IMAGES, row * HIGH, along * WIDE, column
+
+
+@gluon.jit
+def store_part(
+    parts,
+    i,
+    out,
+    ring,
+    places,
+    WHICH: gl.constexpr,
+    IMAGES: gl.constexpr,
+    HIGH: gl.constexpr,
+    BUFFERS: gl.constexpr,
+    TURNED: gl.constexpr,
+):
+    """Part ``i`` of the results of warpgroup WHICH: a block of columns, or (TURNED) of pixels, half a box."""
+    if TURNED:
+        image, row, column, feature = places[i // 2]
+        half: gl.constexpr = i % 2
+        if half:
+            if out.block_type.shape[0] < IMAGES:
+                image += IMAGES // 2
+            elif out.block_type.shape[1] < HIGH:
+                row += HIGH // 2
+            else:
+                column += out.block_type.shape[2]
+        block = parts[i].permute((1, 0))
+        store_block(block, out, ring, (image, row, column, feature), 0, WHICH, BUFFERS, i)
+    else:
+        store_block(parts[i], out, ring, places[0], i, WHICH, BUFFERS)
+
+
+@gluon.jit
 def multiply_pixels(
     out,
     bias,
@@ -155,62 +209,75 @@ def multiply_pixels(
     STAGES: gl.constexpr,
     BUFFERS: gl.constexpr,
     HOLDS: gl.constexpr,
+    TURNED: gl.constexpr,
 ):
-    """Warpgroup WHICH: one box of each of this program's tiles, by BLOCK_N features.
+    """Warpgroup WHICH: one box of each of this program's tiles, by BLOCK_N features; TURNED: both, by half of these.
 
-    With HOLDS the results of a tile are stored during the first products of the next one, a block of columns each.
+    With HOLDS the results of a tile are stored during the first products of the next one, a part each.
     """
     empty = ring[4]
     start, boxes, boxes_high, boxes_wide, tiles_n, group, _ = extent
     tiles_m = gl.cdiv(boxes, 2)
     ROWS: gl.constexpr = IMAGES * HIGH * WIDE
-    BLOCKS: gl.constexpr = BLOCK_N // out.block_type.shape[3]
-    DURING: gl.constexpr = BLOCKS if HOLDS else 0
+    OWN: gl.constexpr = BLOCK_N // 2 if TURNED else BLOCK_N  # features
+    FIRST: gl.constexpr = WHICH * OWN if TURNED else 0
+    HEIGHT: gl.constexpr = OWN if TURNED else ROWS
+    WIDTH: gl.constexpr = 2 * ROWS if TURNED else OWN
+    PARTS: gl.constexpr = 4 if TURNED else BLOCK_N // out.block_type.shape[3]
+    DURING: gl.constexpr = PARTS if HOLDS else 0
     layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 256 // ring[0].dtype.primitive_bitwidth]
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 256 // ring[0].dtype.primitive_bitwidth]
     )
     previous_wait()
     slot = 0
     phase = 0
     last = 0
     if HOLDS:
-        held = gl.zeros((ROWS, BLOCK_N), out.dtype, layout)
-        place = (1 << 30, 0, 0, 0)  # behind all images: TMA writes nothing
+        held = gl.zeros((HEIGHT, WIDTH), out.dtype, layout)
+        places = ((1 << 30, 0, 0, 0), (1 << 30, 0, 0, 0))  # behind all images: TMA writes nothing
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, group)
         if bias is not None:  # asked for before the products, which hide the latency
-            spread: gl.constexpr = gl.BlockedLayout(
-                [BLOCK_N // 32 if BLOCK_N < 128 else BLOCK_N // 128], [32], [4], [0]
-            )
-            at = tile_n * BLOCK_N + gl.arange(0, BLOCK_N, layout=spread)
+            spread: gl.constexpr = gl.BlockedLayout([OWN // 32 if OWN < 128 else OWN // 128], [32], [4], [0])
+            at = tile_n * BLOCK_N + FIRST + gl.arange(0, OWN, layout=spread)
             added = gl.load(bias + at, mask=at < features, other=0.0)
-        acc = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
+        acc = gl.zeros((HEIGHT, WIDTH), gl.float32, layout)
         if HOLDS:
-            parts = column_blocks(held, BLOCKS)
-            for i in gl.static_range(BLOCKS):
-                running = product_of(acc, ring, slot, phase, WHICH, ROWS, BACK, CHANNELS, BLOCK_N)
-                store_block(parts[i], out, ring, place, i, WHICH, BUFFERS)
+            parts = column_blocks(held, PARTS)
+            for i in gl.static_range(PARTS):
+                running = product_of(acc, ring, slot, phase, WHICH, ROWS, BACK, CHANNELS, BLOCK_N, STAGES, TURNED)
+                store_part(parts, i, out, ring, places, WHICH, IMAGES, HIGH, BUFFERS, TURNED)
                 acc, last, slot, phase = after_product(running, empty, last, slot, phase, i == 0, STAGES)
         for step in range(DURING, steps):
-            running = product_of(acc, ring, slot, phase, WHICH, ROWS, BACK, CHANNELS, BLOCK_N)
+            running = product_of(acc, ring, slot, phase, WHICH, ROWS, BACK, CHANNELS, BLOCK_N, STAGES, TURNED)
             acc, last, slot, phase = after_product(running, empty, last, slot, phase, step == 0, STAGES)
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         mbarrier.arrive(empty.index(last), count=1, pred=steps > 0)
         if bias is not None:
-            acc += gl.convert_layout(added, gl.SliceLayout(0, layout)).to(gl.float32)[None, :]
-        image, row, column = box_of(start + tile_m * 2 + WHICH, boxes_high, boxes_wide)
-        here = (image * IMAGES, row * HIGH, column * WIDE, tile_n * BLOCK_N)
+            if TURNED:
+                acc += gl.convert_layout(added, gl.SliceLayout(1, layout)).to(gl.float32)[:, None]
+            else:
+                acc += gl.convert_layout(added, gl.SliceLayout(0, layout)).to(gl.float32)[None, :]
+        box = start + tile_m * 2
+        feature = tile_n * BLOCK_N + FIRST
+        if TURNED:
+            here = (
+                place_of(box, feature, boxes_high, boxes_wide, IMAGES, HIGH, WIDE),
+                place_of(box + 1, feature, boxes_high, boxes_wide, IMAGES, HIGH, WIDE),
+            )
+        else:
+            here = (place_of(box + WHICH, feature, boxes_high, boxes_wide, IMAGES, HIGH, WIDE),) * 2
         if HOLDS:
             held = rounded(acc.to(out.dtype))
-            place = here
+            places = here
         else:
-            parts = column_blocks(acc, BLOCKS)
-            for i in gl.static_range(BLOCKS):
-                store_block(parts[i].to(out.dtype), out, ring, here, i, WHICH, BUFFERS)
+            parts = column_blocks(acc, PARTS)
+            for i in gl.static_range(PARTS):
+                store_block(parts[i].to(out.dtype), out, ring, here[0], i, WHICH, BUFFERS)
     if HOLDS:
-        parts = column_blocks(held, BLOCKS)
-        for i in gl.static_range(BLOCKS):
-            store_block(parts[i], out, ring, place, i, WHICH, BUFFERS)
+        parts = column_blocks(held, PARTS)
+        for i in gl.static_range(PARTS):
+            store_part(parts, i, out, ring, places, WHICH, IMAGES, HIGH, BUFFERS, TURNED)
     store_wait(0)
 
 
@@ -237,6 +304,7 @@ def conv2d_wgmma_kernel(
     STAGES: gl.constexpr,
     BUFFERS: gl.constexpr,
     HOLDS: gl.constexpr,
+    TURNED: gl.constexpr,
 ):
     """out[n, p, q, k] = bias[k] + sum over taps (r, s) and channels c of x[n, p * STRIDE_ROWS + down + r * step_down, q
     * STRIDE_COLUMNS + along + s * step_along, c] * weight[k, first_row + r * step_row, first_column + s * step_column,
@@ -248,12 +316,14 @@ def conv2d_wgmma_kernel(
     summed adjacent), accumulated in f32; ``bias`` (features,) or None. ``extent``: the first
     box, how many there are from it on, those of a column and row of an image, tiles along the features, rows of tiles
     in a group, blocks of CHANNELS. ``taps``: for rows, then columns, what the formula names and how many taps there
-    are. HOLDS, of elements of 2 bytes: a tile has at least as many steps as blocks of ``out``'s columns.
+    are. HOLDS, of elements of 2 bytes: a tile has at least as many steps as
+    parts that are stored. TURNED, with HOLDS: the products' rows are features, their columns the pixels of both boxes.
 
     Runs on 4 warps, the first warpgroup, and 5 more that ``warp_specialize`` adds.
     """
     sa = gl.allocate_shared_memory(x0.dtype, [STAGES * 2] + x0.block_type.shape, x0.layout)
-    sb = gl.allocate_shared_memory(weight.dtype, [STAGES] + weight.block_type.shape, weight.layout)
+    PARTS: gl.constexpr = BLOCK_N // weight.block_type.shape[3 if BACK else 0]
+    sb = gl.allocate_shared_memory(weight.dtype, [STAGES * PARTS] + weight.block_type.shape, weight.layout)
     sc = gl.allocate_shared_memory(out.dtype, [2 * BUFFERS] + out.block_type.shape, out.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -282,6 +352,7 @@ def conv2d_wgmma_kernel(
                     STAGES,
                     BUFFERS,
                     HOLDS,
+                    TURNED,
                 ),
             ),
             (
@@ -303,6 +374,7 @@ def conv2d_wgmma_kernel(
                     STAGES,
                     BUFFERS,
                     HOLDS,
+                    TURNED,
                 ),
             ),
             (
