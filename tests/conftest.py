@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import gc
 import os
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +18,7 @@ from cases.functional import DEVICES
 from hypothesis import HealthCheck, settings
 from replaying import forget
 from samples import SetConstant, family_of as family_of_op
+from triton.runtime.jit import JITCallable
 
 import triplan as tp
 from triplan.sku import interpreting
@@ -42,6 +45,9 @@ os.environ.setdefault("MLIR_DISABLE_MULTITHREADING", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Inductor would compile trials of the vectors that the C++ compiler has, in each process.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+# Triton parses the source of a function again wherever a kernel calls it.
+parsed = cache(ast.parse)
+JITCallable.parse = lambda self: parsed(self._src)
 NEVER_INTERPRETED = Path(__file__).parent / "contracts" / "functional"
 workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 torch.set_num_threads(1 if interpreting() else max(1, torch.get_num_threads() // workers))

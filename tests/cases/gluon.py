@@ -152,9 +152,14 @@ class Buffer:
 
     def __init__(self, data: Tensor, dtype: Any, layout: Any) -> None:
         self.data, self.dtype, self.layout, self.shape = data, dtype, layout, list(data.shape)
+        #: Parts that were asked for before, and the same bytes as other tensors: making those takes long.
+        self.parts: dict[int, Buffer] = {}
+        self.others: dict[Any, Tensor] = {}
 
     def index(self, i: int) -> Buffer:
-        return Buffer(self.data[i], self.dtype, self.layout)
+        if i not in self.parts:
+            self.parts[i] = Buffer(self.data[i], self.dtype, self.layout)
+        return self.parts[i]
 
     def slice(self, start: int, length: int, dim: int = 0) -> Buffer:
         return Buffer(self.data.narrow(dim, start, length), self.dtype, self.layout)
@@ -198,9 +203,12 @@ def reinterpret(buffer: Buffer, dtype: Any, shape: Any, layout: Any) -> Buffer:
     if len(shape) == 2 and shape[1] > width == buffer.shape[-1] and dtype is buffer.dtype:
         return Columns(buffer.data.view(-1, shape[0], width), dtype, layout)
     assert buffer.data.is_contiguous()
-    memory, first = buffer.data.untyped_storage(), buffer.data.storage_offset() * buffer.data.itemsize
-    flat = torch.empty(0, dtype=torch.uint8).set_(memory, first, (math.prod(shape) * found.itemsize,), (1,))
-    return Buffer(flat.view(found).view(list(shape)), dtype, layout)
+    key = (found, tuple(shape))
+    if key not in buffer.others:
+        memory, first = buffer.data.untyped_storage(), buffer.data.storage_offset() * buffer.data.itemsize
+        flat = torch.empty(0, dtype=torch.uint8).set_(memory, first, (math.prod(shape) * found.itemsize,), (1,))
+        buffer.others[key] = flat.view(found).view(list(shape))
+    return Buffer(buffer.others[key], dtype, layout)
 
 
 class Map:
@@ -231,8 +239,8 @@ class Barrier:
             self.missing += nbytes
             if self.arrived == self.count and self.missing == 0:
                 self.phase, self.arrived = self.phase + 1, 0
+                self.state.changed.notify_all()
             assert self.arrived <= self.count
-            self.state.changed.notify_all()
 
     def wait(self, parity: int) -> None:
         with self.state.changed:
@@ -546,8 +554,10 @@ def emulate(launch: Launch, tensors: Mapping[str, Any], workspace: Tensor) -> bo
     args = {name: _argument(arg, tensors, workspace) for name, arg in launch.args.items()}
     constants = {name: _python(value) for name, value in launch.constexprs.items()}
     family = launch.kernel.fn.__module__.split(".")[-2]
-    for program in range(launch.grid):
-        with _emulation(family, Shared(program, launch.grid)):
+    state = Shared()
+    with _emulation(family, state):
+        for program in range(launch.grid):
+            vars(state).update(vars(Shared(program, launch.grid)))
             launch.kernel.fn(**args, **constants)
     counted = [args[name].tensor.item() for name, arg in launch.args.items() if isinstance(arg, Counter)]
     assert all(count in (BEFORE, BEFORE + EPOCH) for count in counted)  # else the next launch would misread it

@@ -10,7 +10,7 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache, partial
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,6 +57,11 @@ class Problem(ABC):
 
     desc: tp.Descriptor
     values: Values
+
+    @cached_property
+    def first(self) -> dict[str, Outputs]:
+        """What the first run of each plan wrote."""
+        return {}
 
     @abstractmethod
     def parts(self) -> Iterator[Variant]:
@@ -133,7 +138,8 @@ def cases(
         pairs = [(elements[i % len(elements)], options[i % len(options)]) for i in turns]
     for element, option in pairs:
         for count in (n, max(n // 20, 4) * 2, 48, 8, 2):
-            problem = (_small if n == SMALL else _made)(op, count, element, kind, option)
+            made = _small if n == SMALL else _shared if where != "gpu" and kind == "cancelling" else _made
+            problem = made(op, count, element, kind, option)
             plan = pinned(problem.desc, entry.name, target(where))
             if plan is not None:
                 yield problem, plan
@@ -146,6 +152,16 @@ def _made(op: str, count: int, element: tp.ElementKind, kind: Kind, option: int)
 
 #: Problems that are only planned, of each entry and place: they and what is known of them are shared.
 _small = cache(_made)
+
+
+@lru_cache(maxsize=1)
+def _latest(op: str) -> Callable[..., Problem]:
+    return cache(partial(_made, op))
+
+
+def _shared(op: str, *of: Any) -> Problem:
+    """``_made``, with the values and first runs of the other tests of an op, which come one after the other."""
+    return _latest(op)(*of)
 
 
 @cache
@@ -253,17 +269,19 @@ def run(plan: tp.Plan[Any, Any], values: Values) -> dict[str, Tensor]:
     return {name: t.cpu() for name, t in outputs.items()}
 
 
-#: What ``first_run`` has found, by plan.
+#: What ``first_run`` has found in the interpreter, by plan.
 _FIRST: dict[str, Outputs] = {}
 
 
 def first_run(plan: tp.Plan[Any, Any], problem: Problem) -> Outputs:
-    """What one run of a problem of ``cases`` writes. Interpreting takes long: there, one run serves all tests."""
-    if not plan.target.interpret:
+    """What one run of a problem of ``cases`` writes. On the CPU one run serves all tests."""
+    if plan.target.device_type == "cuda":
         return run(plan, problem.values)
-    if plan.key not in _FIRST:  # one kind of values is interpreted, so that the plan tells the problem
-        _FIRST[plan.key] = run(plan, problem.values)
-    return _FIRST[plan.key]
+    # One kind of values is interpreted, so that the plan tells the problem.
+    found = _FIRST if plan.target.interpret else problem.first
+    if plan.key not in found:
+        found[plan.key] = run(plan, problem.values)
+    return found[plan.key]
 
 
 def as_args(problem: Problem) -> Any:
