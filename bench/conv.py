@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import triplan as tp
-from bench.rows import Buffers, OneOpCase, Run, wrong_elements
+from bench.rows import Buffers, OneOpCase, Run, on_set, wrong_elements
 from triplan.backends.triton.common.rows_entries import Entry
 
 OPS = ("conv2d", "conv2d_backward_input", "conv2d_backward_weight")
@@ -127,16 +128,19 @@ class ConvCase(OneOpCase):
         return [b.tensors[name] for name in names.split()]
 
     def functions(self, device: torch.device) -> dict[str, Callable[[Buffers], Any]]:
-        def searched(b: Buffers) -> Any:
-            with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=False):
+        """Gradients of ``SIZES`` in cuDNN's deterministic mode too."""
+
+        def searched(deterministic: bool, b: Buffers) -> Any:
+            flags = {"enabled": True, "benchmark": True, "deterministic": deterministic, "allow_tf32": False}
+            with torch.backends.cudnn.flags(**flags):
                 return self.formula()(*self.inputs(b))
 
-        return {"torch": searched}
+        modes = {"torch": False, "torch deterministic": True} if self.backward and not self.times else {"torch": False}
+        return {name: partial(searched, mode) for name, mode in modes.items()}
 
     def peers(self, buffers: list[Buffers], device: torch.device, tiny: bool) -> list[tuple[str, Run]]:
         """Without torch.compile, which calls cuDNN too."""
-        (peer,) = self.functions(device).values()
-        return [("torch", lambda i: peer(buffers[i]))]
+        return [(name, partial(on_set, peer, buffers)) for name, peer in self.functions(device).items()]
 
     def mismatch(self, b: Buffers) -> str:
         """Of the first and the last image, or of the gradient of the first filters, each of its group if there are."""

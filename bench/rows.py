@@ -163,7 +163,7 @@ class OneOpCase(Case):
 
     def peers(self, buffers: list[Buffers], device: torch.device, tiny: bool) -> list[tuple[str, Run]]:
         functions = self.functions(device)
-        found: list[tuple[str, Run]] = [(name, partial(_on_set, f, buffers)) for name, f in functions.items()]
+        found: list[tuple[str, Run]] = [(name, partial(on_set, f, buffers)) for name, f in functions.items()]
         if not tiny or not functions:  # a smoke test needs one peer
             compiled = compiled_by_torch(self.formula(), tiny)
             given = [self.inputs(b) for b in buffers]
@@ -171,7 +171,7 @@ class OneOpCase(Case):
         return found
 
 
-def _on_set(function: Callable[[Buffers], Any], buffers: list[Buffers], i: int) -> Any:
+def on_set(function: Callable[[Buffers], Any], buffers: list[Buffers], i: int) -> Any:
     return function(buffers[i])
 
 
