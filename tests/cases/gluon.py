@@ -474,7 +474,7 @@ def _language(state: Shared) -> dict[str, Any]:
         "mbarrier": SimpleNamespace(
             MBarrierLayout=nothing,
             arrive=arrive,
-            expect=lambda barrier, nbytes, pred=True: barrier.change(1, nbytes) if pred else None,
+            expect=lambda barrier, nbytes: barrier.change(1, nbytes),
             init=init,
             wait=lambda barrier, phase, pred=True: barrier.wait(int(phase)) if pred else None,
         ),

@@ -234,19 +234,6 @@ def test_turned_tiles(op: str, box: tuple[int, int, int], monkeypatch: pytest.Mo
         forget_facts()
 
 
-@pytest.mark.parametrize("steps", [1, 2])
-@pytest.mark.parametrize("op", OPS[:2])
-def test_weights_are_kept(op: str, steps: int) -> None:
-    """Where each slot of the ring always has the same: each program goes around the ring more than once."""
-    channels, filters = (64 * steps, 64) if op == "conv2d" else (64, 64 * steps)
-    desc = problem(op, (3, channels, 40, 32, filters, 1, 1), {"has_bias": True})
-    (launch,) = tp.plan(desc, target=FEW, kernel="wgmma").launches
-    boxes: Any = launch.args["extent"][1]  # type: ignore[index]
-    assert launch.constexprs["KEEPS"]
-    assert boxes.value // 2 * steps > FEW.sm_count * launch.constexprs["STAGES"]
-    check_emulated("wgmma", desc)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif("tp.Target.current().arch is not tp.ArchSku.SM90A")
 @pytest.mark.parametrize("name", ["same", "dilated", "few", "square"])

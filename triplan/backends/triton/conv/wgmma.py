@@ -272,8 +272,6 @@ def _part(desc: Conv2dProblem, target: Target, part: Part, first: tuple[int, int
     bias = next((o for o in desc.operands() if o.name == "bias"), None)
     high, wide = tile.boxes(desc.batch, lattice_of(desc))[1:]
     tiles_n, chunks = -(-features_of(desc) // n), -(-reduced(desc) // depth)
-    taps = [n for axis in (0, 1) for n in _taps(desc, axis, first[axis])]
-    steps = chunks * taps[2] * taps[7]
     extent = _ints(part.boxes, high, wide, tiles_n, GROUP, chunks)
     written = (*(_half(tile.box) if turned else tile.box), min(depth, n))
     source, result = ("dout", "dx") if back else ("x", "out")
@@ -282,7 +280,7 @@ def _part(desc: Conv2dProblem, target: Target, part: Part, first: tuple[int, int
         "out": _map(result, desc.element, written, first, desc.stride if back else (1, 1)),
         "bias": None if bias is None else values(bias),
         "features": Int(features_of(desc)),
-        "taps": _ints(*taps),
+        "taps": _ints(*(n for axis in (0, 1) for n in _taps(desc, axis, first[axis]))),
     }
     constants: dict[str, object] = {"BACK": across, "CHANNELS": depth, "BLOCK_N": n, "STAGES": tile.stages}
     kernel: Any = conv2d_wgmma_kernel
@@ -298,7 +296,6 @@ def _part(desc: Conv2dProblem, target: Target, part: Part, first: tuple[int, int
         args |= _sources([_map(source, desc.element, pixels)] if back else _by_remainder(desc, pixels), 4)
         args["extent"] = (Int(part.first), *extent)
         constants |= {**_box(tile), **_strides(desc, dense=back), "HOLDS": holds, "TURNED": turned}
-        constants["KEEPS"] = tiles_n == 1 and steps > 0 and tile.stages % steps == 0
         constants["BUFFERS"] = min(tile.columns, 2) if tile.pixels == CHANNELS or turned else 1
     return Launch(kernel, min(tiles_in(desc, part), target.sm_count), args, constants, overlaps=True)
 

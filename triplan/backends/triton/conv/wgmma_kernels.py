@@ -57,25 +57,19 @@ def load_pixels(
     CHANNELS: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
-    KEEPS: gl.constexpr,
 ):
-    """The loading warp: for each step of this program's tiles two boxes of pixels and a block of weights.
-
-    With KEEPS a slot always has the same weights: they are loaded once.
-    """
+    """The loading warp: for each step of this program's tiles two boxes of pixels and blocks of weights."""
     sa, sb, _, full, empty = ring
     start, boxes, boxes_high, boxes_wide, tiles_n, group, chunks = extent
     first_row, step_row, tap_rows, down, step_down, first_column, step_column, tap_columns, along, step_along = taps
     tiles_m = gl.cdiv(boxes, 2)
     FEATURES: gl.constexpr = weight.block_type.shape[3 if BACK else 0]
     PARTS: gl.constexpr = BLOCK_N // FEATURES
-    OF_ROW: gl.constexpr = CHANNELS * weight.dtype.primitive_bitwidth // 8
-    PIXELS: gl.constexpr = 2 * IMAGES * HIGH * WIDE
+    BYTES: gl.constexpr = (2 * IMAGES * HIGH * WIDE + BLOCK_N) * CHANNELS * weight.dtype.primitive_bitwidth // 8
     MAPS: gl.constexpr = STRIDE_ROWS * STRIDE_COLUMNS
     previous_wait()
     slot = 0
     phase = 1  # all slots are free at first: waiting for the phase before the first one returns at once
-    lacking = STAGES  # slots without weights
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, group)
         image, row, column = box_of(start + tile_m * 2, boxes_high, boxes_wide)
@@ -89,12 +83,7 @@ def load_pixels(
                 for r in range(tap_rows):
                     ready = full.index(slot)
                     mbarrier.wait(empty.index(slot), phase)
-                    is_lacking = True
-                    if KEEPS:
-                        is_lacking = lacking > 0
-                        lacking -= 1
-                        mbarrier.expect(ready, PIXELS * OF_ROW, pred=lacking < 0)
-                    mbarrier.expect(ready, (PIXELS + BLOCK_N) * OF_ROW, pred=is_lacking)
+                    mbarrier.expect(ready, BYTES)
                     d = down + r * step_down
                     a = along + s * step_along
                     i = remainder_of(d, a, STRIDE_ROWS, STRIDE_COLUMNS)
@@ -108,9 +97,9 @@ def load_pixels(
                         to = sb.index(slot * PARTS + part)
                         here = feature + part * FEATURES
                         if BACK:
-                            load_tile(weight, [channel, tap_row, tap_column, here], ready, to, pred=is_lacking)
+                            load_tile(weight, [channel, tap_row, tap_column, here], ready, to)
                         else:
-                            load_tile(weight, [here, tap_row, tap_column, channel], ready, to, pred=is_lacking)
+                            load_tile(weight, [here, tap_row, tap_column, channel], ready, to)
                     slot, phase = next_slot(slot, phase, STAGES)
 
 
@@ -316,7 +305,6 @@ def conv2d_wgmma_kernel(
     BUFFERS: gl.constexpr,
     HOLDS: gl.constexpr,
     TURNED: gl.constexpr,
-    KEEPS: gl.constexpr,
 ):
     """out[n, p, q, k] = bias[k] + sum over taps (r, s) and channels c of x[n, p * STRIDE_ROWS + down + r * step_down, q
     * STRIDE_COLUMNS + along + s * step_along, c] * weight[k, first_row + r * step_row, first_column + s * step_column,
@@ -329,8 +317,7 @@ def conv2d_wgmma_kernel(
     how many there are from it on, those of a column and row of an image, tiles along the features, rows of tiles in a
     group, blocks of CHANNELS. ``taps``: for rows, then columns, what the formula names and how many taps there are.
     HOLDS, of elements of 2 bytes: a tile has at least as many steps as parts that are stored. TURNED, with HOLDS: the
-    products' rows are features, their columns the pixels of both boxes. KEEPS: all tiles have the same features, and
-    STAGES is a multiple of their steps.
+    products' rows are features, their columns the pixels of both boxes.
 
     Runs on 4 warps, the first warpgroup, and 5 more that ``warp_specialize`` adds.
     """
@@ -407,7 +394,6 @@ def conv2d_wgmma_kernel(
                     CHANNELS,
                     BLOCK_N,
                     STAGES,
-                    KEEPS,
                 ),
             ),
         ],
