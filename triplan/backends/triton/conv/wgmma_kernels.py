@@ -5,8 +5,9 @@ are features. A step multiplies one tap and CHANNELS channels, of 128 or 64 byte
 that lies under the tap and fills with zeros what is outside the image, which is the padding. In shared memory a box is
 a matrix (pixels, channels), swizzled, as wgmma takes it. Nothing is unfolded.
 
-One warp loads, two warpgroups multiply, a box each, and the tiles are dealt to one program per multiprocessor. The
-ring's barriers are those of the matrix product: TMA arrives at ``full``, each warpgroup at ``empty``.
+One warp loads, two warpgroups multiply, a box each, and the tiles are dealt to one program per multiprocessor. Turned
+tiles are products of features by pixels: a warpgroup has both boxes and half of the features. The ring's barriers are
+those of the matrix product: TMA arrives at ``full``, each warpgroup at ``empty``.
 
 With strides, the rows and columns of one remainder are a tensor map of their own, so that a box is always dense.
 """
