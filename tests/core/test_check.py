@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import triplan as tp
-from triplan.facade.check import is_injective, may_overlap
+from triplan.errors import InvalidProblem
+from triplan.facade.check import check_memory, is_injective, may_overlap
 
 BASE = torch.zeros(4096, dtype=torch.uint8)
 DTYPES = (torch.uint8, torch.int16, torch.float32)
@@ -88,3 +89,22 @@ def test_a_layout_promises_what_is_there(seed: int) -> None:
             ordered.add(dense)
     assert len(kinds) > 5
     assert ordered == {False, True}
+
+
+def test_a_workspace_shares_no_memory_with_operands() -> None:
+    """Whatever shares a byte with it is refused, and of tensors without gaps nothing else is."""
+    rng, counts = random.Random(3), {False: 0, True: 0}
+    for _ in range(2000):
+        view, at = any_view(rng), 16 * rng.randrange(6)
+        memory = tp.Workspace(BASE[at : at + 16 * rng.randrange(1, 4)])
+        shares = bool(touched(view) & touched(memory.tensor))
+        try:
+            check_memory("gather", "the workspace", memory, 1, BASE.device, [("x", view)])
+            refused = False
+        except InvalidProblem as e:
+            refused = "the workspace shares memory with x" in str(e)
+        assert refused >= shares, (view.shape, view.stride(), view.storage_offset())
+        if view.is_contiguous():
+            assert refused == shares
+            counts[shares] += 1
+    assert min(counts.values()) > 100

@@ -12,6 +12,7 @@ import warnings
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -247,3 +248,17 @@ def test_the_calls_of_local_tensors_are_replayed(name: str, found: list[dict[str
     for of in found:
         assert of["replays"][name]
         assert all(of["replays"][name])
+
+
+@pytest.mark.parametrize("t", [torch.arange(6.0)[::2], torch.ones(1).expand(3), torch.ones(3, 4).t()])
+def test_terms_are_gathered_from_contiguous_memory(t: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL refuses other memory, gloo copies it."""
+    from triplan.functional._sharding.sums import gathered
+
+    def gather(to: Tensor, own: Tensor, group: Any) -> None:
+        assert own.is_contiguous()
+        to.copy_(own)
+
+    monkeypatch.setattr(dist, "all_gather_into_tensor", gather)
+    mesh: Any = SimpleNamespace(size=lambda axis: 1, get_group=lambda axis: None)
+    assert torch.equal(gathered(t, mesh, 0), t[None])

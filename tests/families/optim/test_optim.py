@@ -16,7 +16,7 @@ import triplan as tp
 import triplan.optim as ours
 from triplan.backends.triton.common.tables import CHUNK, chunk_table, tables
 from triplan.backends.triton.optim import update
-from triplan.errors import InvalidProblem, TriplanError
+from triplan.errors import InvalidProblem, MisalignedOperand
 from triplan.facade.cache import PlanCache
 from triplan.functional import optim as functional
 from triplan.sku import interpreting
@@ -256,12 +256,12 @@ def misaligned(n: int) -> torch.Tensor:
         ({"grad": torch.ones(8)}, "but grad is Tensor; all are lists, or none"),
         ({"grad": [torch.ones(3), torch.ones(0), torch.ones(4)]}, r"grad\[2\] has 4 elements; 5"),
         ({"grad": [torch.ones(3), torch.ones(0), torch.ones(5).half()]}, r"grad\[2\] has dtype"),
-        ({"grad": [torch.ones(6)[::2], torch.ones(0), torch.ones(5)]}, r"grad\[0\] has strides \(2,\)"),
+        ({"grad": [torch.ones(3), torch.ones(0), torch.ones(10)[::2]]}, r"grad\[2\] has strides \(2,\)"),
         ({"grad": [torch.ones(3), torch.ones(0), torch._neg_view(torch.ones(5))]}, r"grad\[2\] is a .* lazy view"),
         ({"grad": [torch.ones(3), torch.ones(0), UninitializedParameter()]}, r"grad\[2\] is an uninitialized"),
         ({"grad": [torch.ones(3), torch.ones(0), freed(5)]}, r"grad\[2\] has no memory"),
-        ({"grad": [torch.ones(3), torch.ones(0), misaligned(5)]}, r"grad\[2\] is at 0x.*, which is not a multiple"),
         ({"grad": [torch.ones(3), torch.ones(0), torch.ones(5, device="meta")]}, r"grad\[2\] is on meta"),
+        ({"grad": [torch.ones(3), torch.ones(0, device="meta"), torch.ones(5)]}, r"grad\[1\] is on meta"),
         ({"param": [torch.ones(3), torch.ones(0), torch.ones(5, requires_grad=True)]}, r"param\[2\] is a leaf"),
         ({"steps": None}, "steps is missing"),
         ({"found_inf": torch.zeros(1)}, "found_inf was passed"),
@@ -270,8 +270,20 @@ def misaligned(n: int) -> torch.Tensor:
 def test_lists_that_are_refused(change: dict[str, Any], said: str) -> None:
     plan, given = listed()
     assert plan.can_implement(tp.AdamArgs(**given))
-    with pytest.raises(TriplanError, match=said):
+    with pytest.raises(InvalidProblem, match=said):
         plan.run(tp.AdamArgs(**given | change))
+
+
+def test_lists_of_misaligned_tensors_are_refused() -> None:
+    plan, given = listed()
+    with pytest.raises(MisalignedOperand, match=r"grad\[2\] is at 0x.*, which is not a multiple"):
+        plan.run(tp.AdamArgs(**given | {"grad": [torch.ones(3), torch.ones(0), misaligned(5)]}))
+
+
+def test_lists_on_two_devices_are_refused() -> None:
+    plan, given = listed((0, 0))
+    with pytest.raises(InvalidProblem, match=r"grad\[0\] is on meta, but param\[0\] on cpu"):
+        plan.run(tp.AdamArgs(**given | {"grad": [torch.ones(0, device="meta")] * 2}))
 
 
 def test_memory_that_is_written_is_shared_with_nothing() -> None:

@@ -29,7 +29,8 @@ def gathered(t: Tensor, mesh: Any, mesh_dim: int) -> Tensor:
     """The tensors of all ranks along an axis of the mesh, in their order, with an axis in front."""
     count = mesh.size(mesh_dim)
     found = t.new_empty(count * t.numel())  # flat: gloo takes no axis in front
-    distributed.all_gather_into_tensor(found, t.reshape(-1), group=mesh.get_group(mesh_dim))
+    # Not reshape, which leaves the stride of a vector: NCCL takes none.
+    distributed.all_gather_into_tensor(found, t.contiguous().view(-1), group=mesh.get_group(mesh_dim))
     return found.view(count, *t.shape)
 
 
