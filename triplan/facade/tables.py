@@ -191,7 +191,7 @@ class TablePlan(Plan[D, A]):
 def _check_lists(desc: Descriptor, plan: TablePlan[Any, Any], args: Any) -> None:
     """Raise what is wrong with args whose streams are lists; ``facade/check.py`` checks each tensor.
 
-    Lists in which nothing is wrong are seen by a few passes: gradients have new addresses in most steps of training,
+    Lists in which nothing is wrong are checked in a few passes: gradients have new addresses in most steps of training,
     and to look at each of hundreds of tensors takes the host longer than a step takes the device.
     """
     op, sizes, streams = desc.op, plan._sizes, plan._streams
