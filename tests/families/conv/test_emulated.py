@@ -234,6 +234,17 @@ def test_turned_tiles(op: str, box: tuple[int, int, int], monkeypatch: pytest.Mo
         forget_facts()
 
 
+@pytest.mark.parametrize("tile", [(64, 256), (128, 128)])
+@pytest.mark.parametrize("op", OPS[:2])
+def test_tiles_of_a_step(op: str, tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They end before all parts of the tile before could be stored."""
+    only_tiles(monkeypatch, tile)
+    try:
+        check_emulated("wgmma", problem(op, (3, 64, 15, 18, 64, 1, 1), {}))
+    finally:
+        forget_facts()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif("tp.Target.current().arch is not tp.ArchSku.SM90A")
 @pytest.mark.parametrize("name", ["same", "dilated", "few", "square"])
