@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -409,12 +410,12 @@ def test_rings_fit_and_stages_are_waited_for(op: str) -> None:
                 seen.add((constants["FILTERS"], constants["COLUMNS"]))
                 assert ring * constants["STAGES"] * 64 * pixels * 2 <= 192 << 10
             else:
-                wide = min(constants["CHANNELS"], constants["BLOCK_N"])  # of a block of results
-                assert constants["BOXES"] * constants["BLOCK_N"] // wide >= constants["BUFFERS"]
+                out: Any = launch.args["out"]
+                block = math.prod(out.block)  # of the results that a warpgroup stages
+                assert constants["BOXES"] * pixels * constants["BLOCK_N"] // block >= constants["BUFFERS"]
                 read = constants["IMAGES"] * (constants["HIGH"] + constants["REACH"]) * constants["WIDE"]
                 ring = 2 * constants["BOXES"] * read + constants["TAPS"] * constants["BLOCK_N"]
-                staged = 2 * constants["BUFFERS"] * pixels * wide
-                nbytes = 2 * (ring * constants["STAGES"] * constants["CHANNELS"] + staged)
+                nbytes = 2 * (ring * constants["STAGES"] * constants["CHANNELS"] + 2 * constants["BUFFERS"] * block)
                 assert nbytes <= (227 << 10) - 1024
                 seen.add((pixels, constants["BLOCK_N"], constants["BOXES"], constants["TAPS"]))
     assert len(seen) > 2
