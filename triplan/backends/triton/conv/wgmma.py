@@ -159,7 +159,7 @@ def rank(desc: Conv2dProblem, target: Target) -> float:
     if shared.of_weight(desc):
         busy = SUMS_US + division_of(desc)[0]
     else:
-        parts = parts_of(desc, tile_of(desc), target.sm_count)
+        _, parts = parts_of(desc, tile_of(desc), target.sm_count)
         busy = launches * parts_us(desc, parts, target.sm_count, moved <= card.L2_BYTES)
     return launches * card.LAUNCH_US + max(busy, moved / card.BYTES_PER_US)
 
@@ -254,7 +254,7 @@ def _holds(desc: Conv2dProblem, tile: Tile) -> bool:
 
 def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
     """The result, or the gradient of x: with strides launches for each remainder, which has taps of its own."""
-    parts = parts_of(desc, tile_of(desc), target.sm_count)
+    _, parts = parts_of(desc, tile_of(desc), target.sm_count)
     remainders = _remainders(desc) if shared.of_input(desc) else [(0, 0)]
     return [_part(desc, target, part, first) for first in remainders for part in parts]
 

@@ -36,9 +36,6 @@ CACHED_BYTES_PER_US = 1e5
 RING_BYTES = 192 << 10
 #: (pixels of a box, features) of tiles of the result; of equal ones the first.
 TILES = ((64, 256), (64, 128), (128, 128), (128, 64), (64, 64))
-#: Features of tiles of a last wave, and microseconds that its launch takes beside them: it begins when the first ends.
-#: Fitted by hand on an H200.
-REST_FEATURES, REST_US = (128, 64), 3.0
 #: Those beside them of narrow blocks.
 NARROW_TILES = ((128, 32), (256, 32))
 #: Tiles of few features that are summed in whole blocks: TMA fills weights that do not exist more slowly than it reads.
@@ -48,6 +45,9 @@ FEW_TILES = ((128, 32),)
 #: there must be a tensor map of them. Slots of the ring at least: with two, steps wait for what they read (H200).
 ROW_TILES, ROW_FEATURES = ((4, 64), (4, 32), (2, 64), (2, 32)), 64
 REACHES, LEAST_STAGES = (1, 2, 4, 8), 3
+#: Features of tiles of a last wave, and microseconds that its launch takes beside them: it begins when the first ends.
+#: Fitted by hand on an H200.
+REST_FEATURES, REST_US = (128, 64), 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,8 @@ class Part(NamedTuple):
 @fact
 def _best_box(pixels: int, images: int, extents: tuple[int, int]) -> tuple[int, int, int]:
     """Of the boxes of so many pixels those that cover with the fewest; of these that with the longest rows."""
-    powers = [1 << i for i in range(pixels.bit_length())]
-    fitting = [b for b in itertools.product(powers, repeat=3) if math.prod(b) == pixels]
+    powers = range(pixels.bit_length())
+    fitting = [(1 << i, 1 << j, pixels >> i + j) for i, j in itertools.product(powers, repeat=2) if pixels >> i + j]
 
     def wasted(box: tuple[int, ...]) -> tuple[int, int, int]:
         return math.prod(-(-n // b) for n, b in zip((images, *extents), box, strict=True)), -box[2], -box[1]
@@ -141,13 +141,14 @@ def tile_of(desc: Conv2dProblem) -> Tile:
         boxes = [(1, 64 // wide, wide) for wide in (8, 16, 32, 64)]  # rows begin where the swizzle does
         shared_rows = [Tile(b, rows, n, width, desc.kernel[0], reach) for b in boxes for rows, n in ROW_TILES]
         found += [t for t in shared_rows if t.stages >= LEAST_STAGES]
-    return min(found, key=lambda t: parts_us(desc, parts_of(desc, t, DIVIDED_FOR), DIVIDED_FOR))
+    return min(found, key=lambda t: parts_of(desc, t, DIVIDED_FOR)[0])
 
 
-@fact
-def parts_of(desc: Conv2dProblem, tile: Tile, multiprocessors: int) -> tuple[Part, ...]:
-    """The boxes of ``tile``. Those of a last wave that leaves most multiprocessors idle may have tiles of fewer
-    features, of which there are more, and so a launch of their own: whichever is estimated to take less time.
+def parts_of(desc: Conv2dProblem, tile: Tile, multiprocessors: int) -> tuple[float, tuple[Part, ...]]:
+    """Estimated microseconds, and the launches that together compute all boxes of ``tile``.
+
+    Boxes of a last wave that leaves most multiprocessors idle may have tiles of fewer features, of which there are
+    more, and so a launch of their own: whichever is estimated to take less time.
     """
     boxes, across = tile.boxes(desc.batch, lattice_of(desc))[0], -(-features_of(desc) // tile.features)
     waves = -(-boxes // tile.rows) * across // multiprocessors
@@ -156,7 +157,7 @@ def parts_of(desc: Conv2dProblem, tile: Tile, multiprocessors: int) -> tuple[Par
     if tile.taps == 1 and 0 < first < boxes:
         rests = (replace(tile, features=n) for n in REST_FEATURES if n < tile.features)
         found += [(Part(tile, 0, first), Part(rest, first, boxes - first)) for rest in rests]
-    return min(found, key=lambda parts: parts_us(desc, parts, multiprocessors))
+    return min(((parts_us(desc, parts, multiprocessors), parts) for parts in found), key=lambda f: f[0])
 
 
 def parts_us(desc: Conv2dProblem, parts: tuple[Part, ...], multiprocessors: int, cached: bool = False) -> float:
