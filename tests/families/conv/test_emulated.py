@@ -245,6 +245,19 @@ def test_tiles_of_a_step(op: str, tile: tuple[int, int], monkeypatch: pytest.Mon
         forget_facts()
 
 
+@pytest.mark.parametrize("op", OPS[:2])
+def test_few_steps(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are stored during the next products only if each launch has enough of them."""
+    only_tiles(monkeypatch, (128, 128))
+    desc = problem(op, (2, 64, 9, 10, 192, 3, 3), {"padding": (1, 1, 1, 1), "stride": (2, 2)})
+    try:
+        held = {launch.constexprs["HOLDS"] for launch in tp.plan(desc, target=FEW, kernel="wgmma").launches}
+        assert held == {op == "conv2d"}  # 9 steps; launches of the gradient have 3 to 12
+        check_emulated("wgmma", desc)
+    finally:
+        forget_facts()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif("tp.Target.current().arch is not tp.ArchSku.SM90A")
 @pytest.mark.parametrize("name", ["same", "dilated", "few", "square"])
