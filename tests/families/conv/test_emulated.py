@@ -220,15 +220,15 @@ def test_last_waves(op: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("box", [(1, 8, 16), (1, 1, 128), (8, 4, 4)])
 @pytest.mark.parametrize("op", OPS[:2])
-def test_turned_tiles(op: str, box: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Features are rows of the product, and results are stored in halves of boxes."""
+def test_swapped_factors(op: str, box: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features are rows of the product, pixels its columns, and results are stored in halves of boxes."""
     only_tiles(monkeypatch, (128, 128))
     monkeypatch.setattr(wgmma_tiles, "_best_box", lambda *_: box)
     desc = problem(op, *CASES["square"])
     try:
         launch, *_ = tp.plan(desc, target=FEW, kernel="wgmma").launches
         out: Any = launch.args["out"]
-        assert (launch.constexprs["TURNED"], math.prod(out.block[:3])) == (True, 64)
+        assert (launch.constexprs["SWAPPED"], math.prod(out.block[:3])) == (True, 64)
         check_emulated("wgmma", desc)
     finally:
         forget_facts()

@@ -266,14 +266,14 @@ def _part(desc: Conv2dProblem, target: Target, part: Part, first: tuple[int, int
     across = back and axis == 1
     holds = tile.taps == 1 and _holds(desc, tile)
     # Of 64 by 256 results wgmma reads less of shared memory than of 128 by 128, and that bounds these tiles.
-    turned = holds and tile.pixels > CHANNELS
-    own = n // 2 if turned else n
+    swapped = holds and tile.pixels > CHANNELS
+    own = n // 2 if swapped else n
     weight = _map("weight", desc.element, (depth, 1, 1, own) if across else (own, 1, 1, depth), axis=axis)
     bias = next((o for o in desc.operands() if o.name == "bias"), None)
     high, wide = tile.boxes(desc.batch, lattice_of(desc))[1:]
     tiles_n, chunks = -(-features_of(desc) // n), -(-reduced(desc) // depth)
     extent = _ints(part.boxes, high, wide, tiles_n, GROUP, chunks)
-    written = (*(_half(tile.box) if turned else tile.box), min(depth, n))
+    written = (*(_half(tile.box) if swapped else tile.box), min(depth, n))
     source, result = ("dout", "dx") if back else ("x", "out")
     args: dict[str, Arg] = {
         "weight": weight,
@@ -295,8 +295,8 @@ def _part(desc: Conv2dProblem, target: Target, part: Part, first: tuple[int, int
     else:
         args |= _sources([_map(source, desc.element, pixels)] if back else _by_remainder(desc, pixels), 4)
         args["extent"] = (Int(part.first), *extent)
-        constants |= {**_box(tile), **_strides(desc, dense=back), "HOLDS": holds, "TURNED": turned}
-        constants["BUFFERS"] = min(tile.columns, 2) if tile.pixels == CHANNELS or turned else 1
+        constants |= {**_box(tile), **_strides(desc, dense=back), "HOLDS": holds, "SWAPPED": swapped}
+        constants["BUFFERS"] = min(tile.columns, 2) if tile.pixels == CHANNELS or swapped else 1
     return Launch(kernel, min(tiles_in(desc, part), target.sm_count), args, constants, overlaps=True)
 
 

@@ -5,9 +5,9 @@ are features. A step multiplies one tap and CHANNELS channels, of 128 or 64 byte
 that lies under the tap and fills with zeros what is outside the image, which is the padding. In shared memory a box is
 a matrix (pixels, channels), swizzled, as wgmma takes it. Nothing is unfolded.
 
-One warp loads, two warpgroups multiply, a box each, and the tiles are dealt to one program per multiprocessor. Turned
-tiles are products of features by pixels: a warpgroup has both boxes and half of the features. The ring's barriers are
-those of the matrix product: TMA arrives at ``full``, each warpgroup at ``empty``.
+One warp loads, two warpgroups multiply, a box each, and the tiles are dealt to one program per multiprocessor. With
+swapped factors, products are of features by pixels: a warpgroup has both boxes and half of the features. The ring's
+barriers are those of the matrix product: TMA arrives at ``full``, each warpgroup at ``empty``.
 
 With strides, the rows and columns of one remainder are a tensor map of their own, so that a box is always dense.
 """
@@ -116,12 +116,12 @@ def product_of(
     CHANNELS: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
-    TURNED: gl.constexpr,
+    SWAPPED: gl.constexpr,
 ):
     """acc + warpgroup WHICH's product of a slot, which wgmma computes from now on."""
     sa, sb, _, full, _ = ring
     mbarrier.wait(full.index(slot), phase)
-    if TURNED:
+    if SWAPPED:
         layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([2 * ROWS, CHANNELS], sa.dtype)
         y = reinterpret(sa, sa.dtype, [STAGES, 2 * ROWS, CHANNELS], layout).index(slot).permute((1, 0))
         own = sb.index(slot * 2 + WHICH)
@@ -173,10 +173,10 @@ def store_part(
     IMAGES: gl.constexpr,
     HIGH: gl.constexpr,
     BUFFERS: gl.constexpr,
-    TURNED: gl.constexpr,
+    SWAPPED: gl.constexpr,
 ):
-    """Part ``i`` of the results of warpgroup WHICH: a block of columns, or (TURNED) of pixels, half a box."""
-    if TURNED:
+    """Part ``i`` of the results of warpgroup WHICH: a block of columns, or (SWAPPED) of pixels, half a box."""
+    if SWAPPED:
         image, row, column, feature = places[i // 2]
         half: gl.constexpr = i % 2
         if half:
@@ -210,9 +210,9 @@ def multiply_pixels(
     STAGES: gl.constexpr,
     BUFFERS: gl.constexpr,
     HOLDS: gl.constexpr,
-    TURNED: gl.constexpr,
+    SWAPPED: gl.constexpr,
 ):
-    """Warpgroup WHICH: one box of each of this program's tiles, by BLOCK_N features; TURNED: both, by half of these.
+    """Warpgroup WHICH: one box of each of this program's tiles, by BLOCK_N features; SWAPPED: both, by half of these.
 
     With HOLDS the results of a tile are stored during the first products of the next one, a part each.
     """
@@ -220,11 +220,11 @@ def multiply_pixels(
     start, boxes, boxes_high, boxes_wide, tiles_n, group, _ = extent
     tiles_m = gl.cdiv(boxes, 2)
     ROWS: gl.constexpr = IMAGES * HIGH * WIDE
-    OWN: gl.constexpr = BLOCK_N // 2 if TURNED else BLOCK_N  # features
-    FIRST: gl.constexpr = WHICH * OWN if TURNED else 0
-    HEIGHT: gl.constexpr = OWN if TURNED else ROWS
-    WIDTH: gl.constexpr = 2 * ROWS if TURNED else OWN
-    PARTS: gl.constexpr = 4 if TURNED else BLOCK_N // out.block_type.shape[3]
+    OWN: gl.constexpr = BLOCK_N // 2 if SWAPPED else BLOCK_N  # features
+    FIRST: gl.constexpr = WHICH * OWN if SWAPPED else 0
+    HEIGHT: gl.constexpr = OWN if SWAPPED else ROWS
+    WIDTH: gl.constexpr = 2 * ROWS if SWAPPED else OWN
+    PARTS: gl.constexpr = 4 if SWAPPED else BLOCK_N // out.block_type.shape[3]
     DURING: gl.constexpr = PARTS if HOLDS else 0
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 256 // ring[0].dtype.primitive_bitwidth]
@@ -246,22 +246,22 @@ def multiply_pixels(
         if HOLDS:
             parts = column_blocks(held, PARTS)
             for i in gl.static_range(PARTS):
-                running = product_of(acc, ring, slot, phase, WHICH, ROWS, BACK, CHANNELS, BLOCK_N, STAGES, TURNED)
-                store_part(parts, i, out, ring, places, WHICH, IMAGES, HIGH, BUFFERS, TURNED)
+                running = product_of(acc, ring, slot, phase, WHICH, ROWS, BACK, CHANNELS, BLOCK_N, STAGES, SWAPPED)
+                store_part(parts, i, out, ring, places, WHICH, IMAGES, HIGH, BUFFERS, SWAPPED)
                 acc, last, slot, phase = after_product(running, empty, last, slot, phase, i == 0, STAGES)
         for step in range(DURING, steps):
-            running = product_of(acc, ring, slot, phase, WHICH, ROWS, BACK, CHANNELS, BLOCK_N, STAGES, TURNED)
+            running = product_of(acc, ring, slot, phase, WHICH, ROWS, BACK, CHANNELS, BLOCK_N, STAGES, SWAPPED)
             acc, last, slot, phase = after_product(running, empty, last, slot, phase, step == 0, STAGES)
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         mbarrier.arrive(empty.index(last), count=1, pred=steps > 0)
         if bias is not None:
-            if TURNED:
+            if SWAPPED:
                 acc += gl.convert_layout(added, gl.SliceLayout(1, layout)).to(gl.float32)[:, None]
             else:
                 acc += gl.convert_layout(added, gl.SliceLayout(0, layout)).to(gl.float32)[None, :]
         box = start + tile_m * 2
         feature = tile_n * BLOCK_N + FIRST
-        if TURNED:
+        if SWAPPED:
             here = (
                 place_of(box, feature, boxes_high, boxes_wide, IMAGES, HIGH, WIDE),
                 place_of(box + 1, feature, boxes_high, boxes_wide, IMAGES, HIGH, WIDE),
@@ -278,7 +278,7 @@ def multiply_pixels(
     if HOLDS:
         parts = column_blocks(held, PARTS)
         for i in gl.static_range(PARTS):
-            store_part(parts, i, out, ring, places, WHICH, IMAGES, HIGH, BUFFERS, TURNED)
+            store_part(parts, i, out, ring, places, WHICH, IMAGES, HIGH, BUFFERS, SWAPPED)
     store_wait(0)
 
 
@@ -305,7 +305,7 @@ def conv2d_wgmma_kernel(
     STAGES: gl.constexpr,
     BUFFERS: gl.constexpr,
     HOLDS: gl.constexpr,
-    TURNED: gl.constexpr,
+    SWAPPED: gl.constexpr,
 ):
     """out[n, p, q, k] = bias[k] + sum over taps (r, s) and channels c of x[n, p * STRIDE_ROWS + down + r * step_down, q
     * STRIDE_COLUMNS + along + s * step_along, c] * weight[k, first_row + r * step_row, first_column + s * step_column,
@@ -317,7 +317,7 @@ def conv2d_wgmma_kernel(
     summed adjacent), accumulated in f32; ``bias`` (features,) or None. ``extent``: the first box, how
     many there are from it on, those of a column and row of an image, tiles along the features, rows of tiles in a
     group, blocks of CHANNELS. ``taps``: for rows, then columns, what the formula names and how many taps there are.
-    HOLDS, of elements of 2 bytes: a tile has at least as many steps as parts that are stored. TURNED, with HOLDS: the
+    HOLDS, of elements of 2 bytes: a tile has at least as many steps as parts that are stored. SWAPPED, with HOLDS: the
     products' rows are features, their columns the pixels of both boxes.
 
     Runs on 4 warps, the first warpgroup, and 5 more that ``warp_specialize`` adds.
@@ -353,7 +353,7 @@ def conv2d_wgmma_kernel(
                     STAGES,
                     BUFFERS,
                     HOLDS,
-                    TURNED,
+                    SWAPPED,
                 ),
             ),
             (
@@ -375,7 +375,7 @@ def conv2d_wgmma_kernel(
                     STAGES,
                     BUFFERS,
                     HOLDS,
-                    TURNED,
+                    SWAPPED,
                 ),
             ),
             (
