@@ -10,7 +10,7 @@ import pytest
 import torch
 from cases import H200, WHERE, pinned, places, required
 from hypothesis import given, settings, strategies as st
-from proofs import FAMILIES, run, target
+from proofs import FAMILIES, RUNS, repeated, run, target
 from torch.utils.flop_counter import FlopCounterMode
 
 import triplan as tp
@@ -441,6 +441,42 @@ def test_large_problems(element: str, size: str, op: str) -> None:
     desc = tp.descriptor_types()[op](**kind, **fields)
     for of in (desc, desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 4})):
         assert check_plan(tp.plan(of), passes=("unit",)).compared
+
+
+#: (images, channels, side) of 3 by 3, as many filters, whose tiles the small problems of the proofs do not reach:
+#: results that are stored during the next products, swapped factors, a launch for a last wave.
+MANY_TILES = {"swapped factors": (128, 128, 28), "last wave": (90, 256, 14)}
+
+
+def many_tiles(op: str, name: str) -> Any:
+    images, channels, side = MANY_TILES[name]
+    sizes = {"in_channels": channels, "out_channels": channels, "batch": images, "height": side, "width": side}
+    desc = tp.descriptor_types()[op](element="bf16", kernel=(3, 3), padding=(1, 1, 1, 1), **sizes)
+    return desc.replace(layouts={o.name: LAST for o in desc.operands()})
+
+
+@pytest.mark.parametrize("name", MANY_TILES)
+@pytest.mark.parametrize("op", OPS[:2])
+def test_what_many_tiles_are_for(op: str, name: str) -> None:
+    launches = tp.plan(many_tiles(op, name), target=H200, kernel="wgmma").launches
+    assert launches[0].constexprs["HOLDS"]
+    assert launches[0].constexprs["SWAPPED"] == (name == "swapped factors")
+    assert len(launches) == (2 if name == "last wave" else 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif("tp.Target.current().arch is not tp.ArchSku.SM90A")
+@pytest.mark.parametrize("name", MANY_TILES)
+@pytest.mark.parametrize("op", OPS[:2])
+def test_many_tiles_have_the_same_bits_beside_other_work(op: str, name: str) -> None:
+    desc = many_tiles(op, name)
+    (output,) = (o.name for o in desc.operands() if o.is_written)
+    g = torch.Generator().manual_seed(0)
+    values = {o.name: torch.randn(o.shape, generator=g).bfloat16() for o in desc.operands() if o.name != output}
+    values = {name: t.contiguous(memory_format=torch.channels_last) for name, t in values.items()}
+    plan: tp.Plan[Any, Any] = tp.plan(desc, kernel="wgmma")
+    first = run(plan, values)[output]
+    assert all(torch.equal(found[output].cpu(), first) for found in repeated(plan, values, range(1, RUNS["gpu"])))
 
 
 #: Boxes that are cut or span images, taps that miss the image, tiles of all widths; nothing a multiple of a block.
