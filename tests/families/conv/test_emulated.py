@@ -209,7 +209,7 @@ def test_shared_rows(name: str, op: str, boxes: int, features: int, monkeypatch:
 def test_last_waves(op: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their tiles have fewer features, and launches of their own."""
     only_tiles(monkeypatch, (64, 256))
-    monkeypatch.setattr(wgmma_tiles, "REST_US", -1e9)
+    monkeypatch.setattr(wgmma_tiles, "TAIL_US", -1e9)
     desc = problem(op, *CASES[name])
     try:
         assert len(tp.plan(desc, target=FEW, kernel="wgmma").launches) == 2 * wgmma_tiles.launches_of(desc)

@@ -118,7 +118,11 @@ def product_of(
     STAGES: gl.constexpr,
     SWAPPED: gl.constexpr,
 ):
-    """acc + warpgroup WHICH's product of a slot, which wgmma computes from now on."""
+    """acc + x @ y of a slot, which wgmma computes from now on; x and y are those of warpgroup WHICH.
+
+    x: (ROWS pixels, CHANNELS), y: (CHANNELS, BLOCK_N features). SWAPPED: x: (BLOCK_N / 2 features, CHANNELS), y:
+    (CHANNELS, 2 * ROWS pixels). acc: f32.
+    """
     sa, sb, _, full, _ = ring
     mbarrier.wait(full.index(slot), phase)
     if SWAPPED:
@@ -175,7 +179,11 @@ def store_part(
     BUFFERS: gl.constexpr,
     SWAPPED: gl.constexpr,
 ):
-    """Part ``i`` of the results of warpgroup WHICH: a block of columns, or (SWAPPED) of pixels, half a box."""
+    """out[place ...] = parts[i] of warpgroup WHICH, of the element of ``out``.
+
+    A part is (pixels of a box, a block of features) at places[0]. SWAPPED: (features, half the pixels of a box), stored
+    transposed; two parts for each of ``places``.
+    """
     if SWAPPED:
         image, row, column, feature = places[i // 2]
         half: gl.constexpr = i % 2
@@ -235,7 +243,7 @@ def multiply_pixels(
     last = 0
     if HOLDS:
         held = gl.zeros((HEIGHT, WIDTH), out.dtype, layout)
-        places = ((1 << 30, 0, 0, 0), (1 << 30, 0, 0, 0))  # behind all images: TMA writes nothing
+        places = ((1 << 30, 0, 0, 0),) * (2 if SWAPPED else 1)  # behind all images: TMA writes nothing
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, group)
         if bias is not None:  # asked for before the products, which hide the latency
@@ -267,7 +275,7 @@ def multiply_pixels(
                 place_of(box + 1, feature, boxes_high, boxes_wide, IMAGES, HIGH, WIDE),
             )
         else:
-            here = (place_of(box + WHICH, feature, boxes_high, boxes_wide, IMAGES, HIGH, WIDE),) * 2
+            here = (place_of(box + WHICH, feature, boxes_high, boxes_wide, IMAGES, HIGH, WIDE),)
         if HOLDS:
             held = rounded(acc.to(out.dtype))
             places = here

@@ -45,9 +45,10 @@ FEW_TILES = ((128, 32),)
 #: there must be a tensor map of them. Slots of the ring at least: with two, steps wait for what they read (H200).
 ROW_TILES, ROW_FEATURES = ((4, 64), (4, 32), (2, 64), (2, 32)), 64
 REACHES, LEAST_STAGES = (1, 2, 4, 8), 3
-#: Features of tiles of a last wave, and microseconds that its launch takes beside them: it begins when the first ends.
-#: Fitted by hand on an H200.
-REST_FEATURES, REST_US = (128, 64), 3.0
+#: Features of the tiles of a last wave that has a launch of its own.
+TAIL_FEATURES = (128, 64)
+#: Microseconds that this launch adds to its tiles: it begins when the first one ends. Fitted by hand on an H200.
+TAIL_US = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +156,15 @@ def parts_of(desc: Conv2dProblem, tile: Tile, multiprocessors: int) -> tuple[flo
     first = waves * multiprocessors // across * tile.rows
     found: list[tuple[Part, ...]] = [(Part(tile, 0, boxes),)]
     if tile.taps == 1 and 0 < first < boxes:
-        rests = (replace(tile, features=n) for n in REST_FEATURES if n < tile.features)
-        found += [(Part(tile, 0, first), Part(rest, first, boxes - first)) for rest in rests]
+        tails = (replace(tile, features=n) for n in TAIL_FEATURES if n < tile.features)
+        found += [(Part(tile, 0, first), Part(tail, first, boxes - first)) for tail in tails]
     return min(((parts_us(desc, parts, multiprocessors), parts) for parts in found), key=lambda f: f[0])
 
 
 def parts_us(desc: Conv2dProblem, parts: tuple[Part, ...], multiprocessors: int, cached: bool = False) -> float:
     """Of the launches of all ``parts``, beside that of the first."""
     busy = sum(waves_us(desc, part, multiprocessors, cached) for part in parts)
-    return busy + (len(parts) - 1) * REST_US
+    return busy + (len(parts) - 1) * TAIL_US
 
 
 def waves_us(desc: Conv2dProblem, part: Part, multiprocessors: int, cached: bool) -> float:
