@@ -38,7 +38,7 @@ BOUND_LIMIT = 4.0
 SELECT_LIMIT = 50.0
 HIT_LIMIT = 3.0
 #: Calls of a function per timed loop. A call with its backward is up to 20 launches: more calls would fill the queue.
-FUNCTION_CALLS = 50
+FUNCTION_CALLS = 25
 
 COLUMNS = (
     Column("case", "what"),
@@ -90,7 +90,7 @@ class Step:
 
 
 def run(progress: Progress, seconds: float, calls: int = 300, loops: int = timing.HOST_LOOPS) -> Report:
-    """Time all steps, interleaved, in fewer loops if ``seconds`` are over.
+    """Time all steps, those of one comparison interleaved, in fewer loops if ``seconds`` are over.
 
     Without a GPU, plans are for the h200 preset and launches are stubbed.
     """
@@ -118,17 +118,20 @@ def run(progress: Progress, seconds: float, calls: int = 300, loops: int = timin
     return Report(stem, "host time per call", label, COLUMNS, CHARTS, settings, rows)
 
 
-def _rows(steps: list[Step], loops: int, until: float = math.inf) -> list[Row]:
+def _rows(steps: list[Step], loops: int, together: int | None = None, until: float = math.inf) -> list[Row]:
     rows: list[Row] = [{"case": s.name, "contestant": s.op, "note": s.note} for s in steps]
+    entries = list(zip(rows, steps, strict=True))
     sound: list[tuple[Row, Step]] = []
-    for row, step in zip(rows, steps, strict=True):
-        try:
-            step.call()
-        except Exception as e:  # the other rows are still valid
-            row["error"] = row["note"] = f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"
-        else:
-            sound.append((row, step))
-    times = timing.host_times([[step.call] * step.calls for _, step in sound], loops, until)
+    for i in range(0, len(entries), together or 1):
+        compared = entries[i : i + (together or 1)]
+        for row, step in compared:
+            try:
+                step.call()
+            except Exception as e:  # the other rows are still valid
+                row["error"] = row["note"] = f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"
+        if not any("error" in row for row, _ in compared):
+            sound += compared
+    times = timing.host_times([[step.call] * step.calls for _, step in sound], loops, together, until)
     on_device = [i for i, (_, step) in enumerate(sound) if step.launches and torch.cuda.is_available()]
     contestants = [Contestant(sound[i][1].name, _ignoring_set(sound[i][1].call), 1) for i in on_device]
     device_times = timing.device_times(contestants, DEVICE_REPEATS, warmup=2)
@@ -172,8 +175,8 @@ def _functions(device: torch.device, calls: int, loops: int, until: float) -> li
             ours += [Step(case, *kind, calls) for kind in functions.timed(call, call.ours).items()]
             theirs += [Step(case, *kind, calls) for kind in functions.timed(call, call.theirs).items()]
     if not on_gpu:
-        return [{**row, "note": ON_CPU} for row in _rows(ours, loops, until)]
-    rows = _rows([step for pair in zip(ours, theirs, strict=True) for step in pair], loops, until)
+        return [{**row, "note": ON_CPU} for row in _rows(ours, loops, 1, until)]
+    rows = _rows([step for pair in zip(ours, theirs, strict=True) for step in pair], loops, 2, until)
     return _compared(rows[::2], rows[1::2])
 
 

@@ -38,6 +38,8 @@ LONG_US = 5000.0
 HOST_CALLS = 100
 #: Host loops, of which the median is taken: as many in each order of neighbours.
 HOST_LOOPS = 16
+#: Loops of one round, where few contestants are compared at a time.
+HOST_ROUND = 8
 
 
 @dataclass(frozen=True)
@@ -285,35 +287,44 @@ def times(contestants: Sequence[Contestant], iterations: int, warmup: int, devic
 
 
 def host_times(
-    calls: Sequence[Sequence[Callable[[], object]]], loops: int = HOST_LOOPS, until: float = math.inf
+    calls: Sequence[Sequence[Callable[[], object]]],
+    loops: int = HOST_LOOPS,
+    together: int | None = None,
+    until: float = math.inf,
 ) -> list[HostTime]:
     """Host time per call, from ``loops`` loops over each contestant's ``calls``; contestants' loops are interleaved.
 
-    After the second, no further loop begins once ``time.perf_counter()`` has reached ``until``.
+    With ``together``, so many neighbours are compared at a time, in rounds of ``HOST_ROUND`` loops over all groups:
+    other work on the machine comes and goes in seconds, and neighbours then meet the same of it. After the first, no
+    further round begins once ``time.perf_counter()`` has reached ``until``.
 
     Each loop begins with an idle device, so with an empty launch queue. The first of two neighbours finds caches cold
     and autograd's thread asleep, which takes 0.2 ms (H200): every other time the second of them comes first.
     """
     samples: list[list[float]] = [[] for _ in calls]
     entries = list(zip(calls, samples, strict=True))
-    exchanged = [entry for i in range(0, len(entries), 2) for entry in entries[i : i + 2][::-1]]
+    size, each = (together, min(HOST_ROUND, loops)) if together else (max(1, len(entries)), loops)
+    groups = [entries[i : i + size] for i in range(0, len(entries), size)]
     drain = torch.cuda.is_available()
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
-        for loop in range(-1, loops):  # the first warms up
-            if loop > 1 and time.perf_counter() > until:
+        for done in range(0, loops, each):
+            if done and time.perf_counter() > until:
                 break
-            for own, kept in exchanged if loop % 2 else entries:
-                if drain:
-                    torch.cuda.synchronize()
-                start = time.perf_counter_ns()
-                for call in own:
-                    call()
-                elapsed = time.perf_counter_ns() - start
-                if loop >= 0:
-                    kept.append(elapsed / 1e3 / len(own))
+            for group in groups:
+                exchanged = [entry for i in range(0, len(group), 2) for entry in group[i : i + 2][::-1]]
+                for loop in range(-1, each):  # the first warms up
+                    for own, kept in exchanged if loop % 2 else group:
+                        if drain:
+                            torch.cuda.synchronize()
+                        start = time.perf_counter_ns()
+                        for call in own:
+                            call()
+                        elapsed = time.perf_counter_ns() - start
+                        if loop >= 0:
+                            kept.append(elapsed / 1e3 / len(own))
     finally:
         if collecting:
             gc.enable()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import weakref
+from functools import partial
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -233,9 +234,17 @@ def test_host_times_interleave_and_take_turns() -> None:
     found = timing.host_times([one.calls(3), two.calls(1)], loops=2)
     assert seen == ["b", "a0", "a1", "a0", "a0", "a1", "a0", "b", "b", "a0", "a1", "a0"]  # either begins as often
     assert all(0 < t.best_us <= t.median_us for t in found)
+
+
+def test_host_times_of_few_at_a_time_go_in_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "HOST_ROUND", 2)
+    seen: list[str] = []
+    calls = [[partial(seen.append, name)] for name in "abcd"]
+    timing.host_times(calls, loops=4, together=2)
+    assert "".join(seen) == "baabba" + "dccddc" + "baabba" + "dccddc"  # with a warm-up each
     seen.clear()
-    timing.host_times([one.calls(1)], loops=9, until=0.0)
-    assert seen == ["a0"] * 3  # the warm-up, and one loop in each order
+    timing.host_times(calls, loops=4, together=2, until=0.0)
+    assert "".join(seen) == "baabba" + "dccddc"
 
 
 def test_a_stopped_bench_reports_what_it_timed() -> None:
