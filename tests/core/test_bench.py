@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 import weakref
-from functools import partial
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -12,7 +12,7 @@ from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, Scalar, power
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
-from triplan.backends.triton.common.offsets import I32_LIMIT, divisor, ranked
+from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, divisor, ranked
 from triplan.backends.triton.common.strides import Along, continues, in_memory, known_strides, row_tile, stride_arg
 from triplan.backends.triton.copies import fill_kernels as kernels
 from triplan.backends.triton.copies.geometry import BOOL, ELEMENTS, F32, F64, I8, TYPES
@@ -23,6 +23,9 @@ from triplan.sku import PrecisionGuarantee, Target
 ROUNDINGS = 4
 #: Bytes per program of 4 warps: the best, or within 4 % of it, on an H200 for 2**12 to 2**24 elements of 1, 2, 4 bytes.
 BYTES = 4096
+#: Programs of small results, at least, unless they have fewer than FEWEST elements each: a thread of few programs would
+#: compute and store many elements one after the other. Untuned.
+PROGRAMS, FEWEST = 64, 128
 #: Bytes of a contiguous row from which on its vectors are stored as such wherever it begins or ends. Untuned.
 LONG = 128
 
@@ -62,13 +65,13 @@ def fill(desc: FillDescriptor | ArangeDescriptor, target: Target) -> list[Launch
         return []
     *outer, (columns, stride) = dims(out)
     rows = math.prod(n for n, _ in outer)
-    elements = BYTES // out.element.itemsize
     item = out.element.itemsize
+    elements = min(BYTES // item, max(ceil_power(out.numel) // PROGRAMS, FEWEST))
     between, vector = item * (out.layout.stride_multiple if outer else 16), 16 // item
     odd = min(out.alignment, between) < 16 or (rows > 1 and columns % vector != 0)
     shifts = stride == 1 and vector > 1 and columns * item >= LONG and odd
     if shifts:
-        height, vectors = row_tile(elements // vector, rows, -(-columns // vector))
+        height, vectors = row_tile(BYTES // 16, rows, -(-columns // vector))
         width = vectors * vector
     else:
         height, width = row_tile(elements, rows, columns)

@@ -327,6 +327,7 @@ class Plan:
             "BESIDE": self._read_beside(),
             "VECTOR": self._vectors(tile.block)[self._lead],
             "SHIFT": self._shift(tile),
+            "AHEAD": self._ahead(tile),
             "FUNCTION": None if self.tree is None else expressions.fused(self.tree, False),
             "ROW_STEPS": tuple(map(self._row_step, range(len(self.reads)))),
             "COLUMN_STEPS": tuple(map(self._column_step, range(len(self.reads)))),
@@ -356,6 +357,17 @@ class Plan:
         aligned = all(_distance(self.x, d.reads[self._lead]) % 16 == 0 for d in self.kept)
         long = self.unit and self.n > tile.block and vector > 1 and self.x.alignment >= 16 and tile.warps == WARPS
         return vector if long and not aligned and self.kind.accumulates in TURNED else 1
+
+    def _ahead(self, tile: Tile) -> bool:
+        """Whether the elements of a block are loaded before those of the one before are accumulated.
+
+        ptxas keeps few loads ahead of what takes several instructions an element: narrow loads wait for each other
+        then, and so do those of few threads. It costs registers, and other accumulations are not faster for it.
+        """
+        narrow = self._aligned() < 16 and self._shift(tile) == 1
+        if self.kind.accumulates in (do.MAX, do.MIN, do.ENDS):
+            return self.kind.maps is do.PLAIN and (self.across is not None or (narrow and self.unit))
+        return narrow and self.across is not None and self.kind.accumulates in (do.MOMENTS, do.EXPONENTIALS)
 
     def _read_beside(self) -> int:
         """Neighbouring lines that are all read if one exists: they end with the last line, or with its vector in every

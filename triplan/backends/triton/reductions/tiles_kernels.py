@@ -141,6 +141,7 @@ def reduce_kernel(
     UNIT: tl.constexpr,
     VECTOR: tl.constexpr,
     SHIFT: tl.constexpr,
+    AHEAD: tl.constexpr,
     POINT_TYPE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -151,7 +152,7 @@ def reduce_kernel(
     x: any element, at offset kept[r] + reduced[k]; out: [lanes] of RESULT; second: [lanes], or None, see
     ``store_second``; firsts, seconds: [lanes, chunks] of accumulators, or None. A program reduces one chunk of ROWS
     lines with BLOCK accumulators a line, each over every BLOCK-th element, which are merged at the end. BESIDE: see
-    ``neighbours``.
+    ``neighbours``. AHEAD: elements are loaded before those of the block before them are accumulated.
 
     SHIFT = 1: lines are read from their first element on. SHIFT > 1, with ROWS = 1: vectors of SHIFT elements are
     aligned, and a line may begin at any element of one. It is read from that vector on: element k of a line that begins
@@ -192,10 +193,20 @@ def reduce_kernel(
         if KIND == EXPONENTIALS or KIND == ENDS:
             b = tl.gather(tl.reshape(b, (BLOCK,)), turn, 0)[None, :]
     else:
-        for step in range(whole):
-            start = first + step * BLOCK
-            v = taken(x, x_at, start, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR)
-            a, b = step_of(a, b, v, None, step + 1, KIND, IDENTITY)
+        if AHEAD:
+            if whole > 0:
+                v = taken(x, x_at, first, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR)
+                for step in range(1, whole):
+                    start = first + step * BLOCK
+                    following = taken(x, x_at, start, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR)
+                    a, b = step_of(a, b, v, None, step, KIND, IDENTITY)
+                    v = following
+                a, b = step_of(a, b, v, None, whole, KIND, IDENTITY)
+        else:
+            for step in range(whole):
+                start = first + step * BLOCK
+                v = taken(x, x_at, start, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR)
+                a, b = step_of(a, b, v, None, step + 1, KIND, IDENTITY)
         if whole * BLOCK < length:
             start = first + whole * BLOCK
             live = (col < n - start)[None, :]

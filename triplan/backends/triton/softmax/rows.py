@@ -60,6 +60,8 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
             return Tile(GAPPED // block, block, SEVERAL_WARPS)
         if found := self.few_rows(block):
             return found
+        if r.unit and block < DIVIDED_FROM:
+            return Tile(32 * SEVERAL_WARPS, block, SEVERAL_WARPS)  # a row a thread: masked loads wait for each other
         vector, size = 16 // self.element.itemsize, self.element.compute.itemsize
         if r.across and vector * block * size <= MOST_BESIDE:
             warps = min(max(SHORT_BYTES // (32 * 16 * block), 1), SEVERAL_WARPS)
