@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows_entries import MOST_NARROW, WholeRows
@@ -20,6 +21,8 @@ PARTS = 8
 #: The shortest tile that is divided; and elements of a program that has several rows, and its warps: with fewer it took
 #: longer on an H100.
 DIVIDED_FROM, SEVERAL, SEVERAL_WARPS = 16, 1024, 4
+#: The longest such tile of packed rows that threads exchange instead. Untuned.
+EXCHANGED = 32
 #: Elements of a program of several rows where neighbours are adjacent in no operand. Untuned.
 GAPPED = 1024
 #: Bytes of compute elements up to which a thread has whole rows, a vector of neighbours, where these lie side by side;
@@ -46,10 +49,16 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         #: Elements of a part of a row.
         self.part = self.tile.block // PARTS if divided else self.tile.block
         short = self.rows.across and self.tile.rows > self.rows.neighbours
-        self.version = 4 if divided else 5 if short else 2
+        self.version = 6 if self.exchanged() else 4 if divided else 5 if short else 2
+
+    def exchanged(self) -> bool:
+        """Whether programs read and write consecutive elements of packed rows, each of which may begin at any."""
+        r = self.rows
+        packed = r.unit and all(o.layout.packed for o in r.operands)
+        return packed and r.n % 2 == 1 and DIVIDED_FROM <= ceil_power(r.n) <= EXCHANGED
 
     def divided(self) -> bool:
-        return self.rows.begins_anywhere(ceil_power(self.rows.n), DIVIDED_FROM)
+        return not self.exchanged() and self.rows.begins_anywhere(ceil_power(self.rows.n), DIVIDED_FROM)
 
     def find_tile(self) -> Tile | None:
         block = ceil_power(self.rows.n)
@@ -60,7 +69,7 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
             return Tile(GAPPED // block, block, SEVERAL_WARPS)
         if found := self.few_rows(block):
             return found
-        if r.unit and block < DIVIDED_FROM:
+        if r.unit and (block < DIVIDED_FROM or self.exchanged()):
             return Tile(32 * SEVERAL_WARPS, block, SEVERAL_WARPS)  # a row a thread: masked loads wait for each other
         vector, size = 16 // self.element.itemsize, self.element.compute.itemsize
         if r.across and vector * block * size <= MOST_BESIDE:
@@ -88,3 +97,7 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
 
     def constants(self) -> dict[str, Any]:
         return {**super().constants(), "PIECES": max(-(-self.rows.n // self.part), 1), "BLOCK": self.part}
+
+    def main(self) -> list[Launch]:
+        which = kernels.softmax_backward_packed_kernel if self.backward else kernels.softmax_packed_kernel
+        return [self.launch(which)] if self.exchanged() else super().main()

@@ -116,3 +116,78 @@ def softmax_backward_rows_kernel(
     for i in tl.static_range(PIECES):
         g = gradient_of(dy[i], y[i], total, LOG)
         store_rows(to + i * BLOCK, g.to(dx.dtype.element_ty), lives[i], dx_strides, "")
+
+
+@jit
+def _load_packed(x, first, rows, n, other, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows ``first`` ... of ``rows`` packed rows, as [BLOCK, ROWS]; ``other`` where there is no element.
+
+    Consecutive threads read consecutive elements, wherever rows begin, and exchange them: each then has a row.
+    """
+    place, col = tl.arange(0, ROWS * BLOCK), tl.arange(0, BLOCK)[:, None]
+    at = x + first.to(tl.int64) * n + place
+    if first + ROWS <= rows:
+        v = tl.load(at, mask=place < ROWS * n)  # (a multiple of a vector)
+    else:
+        v = tl.load(at, mask=place < (rows - first) * n)
+    own = tl.arange(0, ROWS)[None, :] * n + tl.minimum(col, n - 1)
+    v = tl.reshape(tl.gather(v, tl.reshape(own, (ROWS * BLOCK,)), 0), (BLOCK, ROWS))
+    return tl.where(col < n, v, other)
+
+
+@jit
+def _store_packed(out, v, first, rows, n, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Store ``v`` [BLOCK, ROWS] where ``_load_packed`` reads it."""
+    place = tl.arange(0, ROWS * BLOCK)
+    row = ((place.to(tl.float32) + 0.5) * (1.0 / n)).to(tl.int32)  # place // n
+    own = tl.minimum(row, ROWS - 1) * BLOCK + (place - row * n)
+    v = tl.gather(tl.reshape(tl.trans(v), (ROWS * BLOCK,)), own, 0)
+    at = out + first.to(tl.int64) * n + place
+    if first + ROWS <= rows:
+        tl.store(at, v, mask=place < ROWS * n)
+    else:
+        tl.store(at, v, mask=place < (rows - first) * n)
+
+
+@jit
+def softmax_packed_kernel(
+    x,
+    out,
+    lanes,
+    n,
+    LOG: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """``softmax_rows_kernel`` of packed short rows, [lanes, n]: a program has ROWS of them, a thread one.
+
+    n <= BLOCK.
+    """
+    first = tl.program_id(0).to(lanes.dtype) * ROWS
+    v = _load_packed(x, first, lanes, n, -float("inf"), ROWS, BLOCK).to(COMPUTE)
+    top = tl.max(v, 0, keep_dims=True)
+    total = tl.sum(exponential(v - top), 0, keep_dims=True)
+    y = softmax_of(v, top, total, LOG).to(out.dtype.element_ty)
+    _store_packed(out, y, first, lanes, n, ROWS, BLOCK)
+
+
+@jit
+def softmax_backward_packed_kernel(
+    dout,
+    out,
+    dx,
+    lanes,
+    n,
+    LOG: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """``softmax_backward_rows_kernel`` of packed short rows, as ``softmax_packed_kernel`` has them."""
+    first = tl.program_id(0).to(lanes.dtype) * ROWS
+    dy = _load_packed(dout, first, lanes, n, 0.0, ROWS, BLOCK).to(COMPUTE)
+    y = _load_packed(out, first, lanes, n, 0.0, ROWS, BLOCK).to(COMPUTE)
+    total = tl.sum(gradient_term(dy, y, LOG), 0, keep_dims=True)
+    g = gradient_of(dy, y, total, LOG).to(dx.dtype.element_ty)
+    _store_packed(dx, g, first, lanes, n, ROWS, BLOCK)
