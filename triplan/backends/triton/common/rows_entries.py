@@ -19,7 +19,7 @@ from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import L2_BYTES, LAUNCH_US, OVERLAPPED_LAUNCH_US, SM_PROGRAMS, SM_WARPS
 from triplan.backends.triton.common.offsets import TL, ceil_power, layout, padded_bytes, values
 from triplan.backends.triton.common.rows import Rows
-from triplan.backends.triton.common.tiles import Tile, again_us, registers_for, waves_us
+from triplan.backends.triton.common.tiles import Tile, again_us, registers_for, warps_for, waves_us
 from triplan.descriptors import Operand, Role
 from triplan.descriptors.base import RowsDescriptor
 from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target, interpreting
@@ -373,8 +373,9 @@ class TurnedSplit(SplitRows):
     """A split whose programs have blocks of several rows where neighbouring rows are adjacent in memory in some
     operands: they move whole sectors, and turn the block between their threads."""
 
-    #: Whether a launch between the two merges where programs of several rows would merge too much.
-    merges: ClassVar[bool] = False
+    #: Of the op, and of its backward: the kernel that merges the partial results of a row, in a launch between the two,
+    #: where programs of several rows would merge too much.
+    merged: ClassVar[Sequence[Any]]
 
     def held(self) -> int:
         """Operands that a program holds at a time."""
@@ -388,8 +389,8 @@ class TurnedSplit(SplitRows):
         first = r.turned_tile(read, 1, self.held()) or alone[0]
         merged = ceil_power(r.blocks(first))
         found = [r.turned_tile(r.operands, times, self.held()) or alone[1] for times in WRITTEN]
-        fits = next((tile for tile in found if tile.rows * merged <= MOST_MERGED), found[0] if self.merges else None)
-        return (first, fits) if fits else alone
+        fits = next((tile for tile in found if tile.rows * merged <= MOST_MERGED), found[0])
+        return first, fits
 
     def find_tile(self) -> Tile:
         return self.tiles[0]
@@ -399,6 +400,28 @@ class TurnedSplit(SplitRows):
 
     def finish(self) -> tuple[Tile, int]:
         return self.tiles[1], self.rows.blocks(self.tiles[1])
+
+    def merges_apart(self) -> bool:
+        return self.tiles[1].rows > 1 and self.tiles[1].rows * ceil_power(self.blocks()) > MOST_MERGED
+
+    def arrays(self) -> dict[str, int]:
+        """Those of the blocks, and if they are merged apart those of the rows."""
+        size = 0 if self.idle() else self.rows.count
+        rows = {f"row_{name}": size for name in self.partials()} if self.merges_apart() else {}
+        return super().arrays() | rows
+
+    def main(self) -> list[Launch]:
+        if not self.merges_apart():
+            return super().main()
+        (tile, pieces), which, blocks = self.finish(), self.merged[self.backward], ceil_power(self.blocks())
+        merge = self.launch(which, self.rows.count, Tile(1, blocks, warps_for(blocks, self.compute.itemsize)))
+        args = {name: self.given[f"row_{name}"] for name in self.partials()} | {"blocks": Int(1)}
+        finish, programs, most = self.pairs[self.backward][1], self.rows.programs(tile, pieces), registers_for(tile, 1)
+        whole = self.launch(finish, programs, tile, args, most, BLOCKS=1, PART=ceil_power(self.rows.n))
+        return [self.reduce(), merge, whole]
+
+    def us(self, target: Target) -> float:
+        return super().us(target) + (LAUNCH_US if self.merges_apart() else 0.0)
 
     def arguments(self) -> dict[str, Arg]:
         return super().arguments() | self.rows.sizes(turned=any(tile.rows > 1 for tile in self.tiles))

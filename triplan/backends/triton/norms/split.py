@@ -31,6 +31,7 @@ class NormSplit(TurnedSplit, NormEntry, ops=OPS):
         (kernels.norm_partial_kernel, kernels.norm_finish_kernel),
         (norm_parameters_kernel, kernels.norm_backward_finish_kernel),
     )
+    merged = (kernels.norm_merge_kernel, kernels.norm_backward_merge_kernel)
 
     def find_tile(self) -> Tile:
         return self.partials_tile() if self.backward else super().find_tile()

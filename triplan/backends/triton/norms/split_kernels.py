@@ -5,7 +5,8 @@ CENTRED, LENGTH, formulas and operands: see ``shared_kernels``; strides: see ``c
 Two launches: the first reduces each block of a row, the ``finish`` kernel merges the partial results of the row and
 writes a block of the output. Every program merges them in the same order, so all get the same bits. Where neighbouring
 rows are adjacent in an operand, a program has a block of ROWS neighbours: it moves whole sectors, and turns the tile
-between its threads. ``groups``: groups of ROWS lanes at one outer point. The first launch of the backward is
+between its threads. If each of these programs would merge many results, a ``merge`` kernel does so between the two
+launches, once for each row. ``groups``: groups of ROWS lanes at one outer point. The first launch of the backward is
 ``norm_parameters_kernel``, which reads both operands anyway. The forward's first launch loads with ``evict_last``, to
 keep the rows in the cache for the second, which loads with ``evict_first``.
 """
@@ -138,6 +139,86 @@ def norm_partial_kernel(
 
 
 @jit
+def merged_parts(
+    squares, centres, rests, first, part, known, n, blocks, CENTRED, COMPUTE, PART: tl.constexpr, ALONG, KEEPS
+):  # fmt: skip
+    """(sum of squares, mean, correction of the mean) of rows of ``blocks`` blocks of PART elements.
+
+    squares, centres, rests: of ``norm_partial_kernel``; those of a row are at ``first`` + ``part`` where ``known``,
+    along the axis ALONG, which stays if KEEPS. Squares about the means of blocks are moved to the row's mean by Chan,
+    Golub and LeVeque, equation 2.1.
+    """
+    part_squares = tl.load(squares + first + part, mask=known, other=0.0)
+    count = n.to(COMPUTE)
+    centre = tl.zeros((), COMPUTE)
+    correction = tl.zeros((), COMPUTE)
+    if CENTRED:
+        part_counts = tl.where(known, block_length(part, n, PART), 0).to(COMPUTE)
+        part_centres = tl.load(centres + first + part, mask=known, other=0.0)
+        # Do not write sum(part_centres * part_counts): ptxas would contract a different product into an FMA in each
+        # thread, so that their means would differ by a rounding of the mean's size.
+        last = tl.sum(tl.where(part == blocks - 1, part_centres, 0.0), ALONG, keep_dims=KEEPS)
+        others = tl.sum(tl.where(part < blocks - 1, part_centres, 0.0), ALONG, keep_dims=KEEPS)
+        centre = (others * PART + last * block_length(blocks - 1, n, PART).to(COMPUTE)) / count
+        off = tl.where(known, (part_centres - centre) + tl.load(rests + first + part, mask=known, other=0.0), 0.0)
+        rest, total = two_sums(part_counts * off, part_squares + part_counts * off * off, ALONG, KEEPS)
+        correction = rest / count
+        total -= rest * correction
+        total = tl.where(total < 0, 0.0, total)
+    else:
+        total = tl.sum(part_squares, ALONG, keep_dims=KEEPS)
+    return total, centre, correction
+
+
+@jit
+def norm_merge_kernel(
+    squares,
+    centres,
+    rests,
+    row_squares,
+    row_centres,
+    row_rests,
+    n,
+    blocks,
+    CENTRED: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PART: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """``merged_parts`` of one row. squares, centres, rests: [rows, blocks]; the others [rows]; BLOCK >= blocks."""
+    begin(OVERLAPS)
+    row, part = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    total, centre, correction = merged_parts(
+        squares, centres, rests, row * blocks, part, part < blocks, n, blocks, CENTRED, COMPUTE, PART, 0, False
+    )
+    tl.store(row_squares + row, total)
+    if CENTRED:
+        tl.store(row_centres + row, centre)
+        tl.store(row_rests + row, correction)
+
+
+@jit
+def norm_backward_merge_kernel(
+    totals,
+    projections,
+    row_totals,
+    row_projections,
+    blocks,
+    CENTRED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """The sums of one row of ``totals`` and ``projections`` [rows, blocks]; BLOCK >= blocks."""
+    begin(OVERLAPS)
+    row, part = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    at, known = row * blocks + part, part < blocks
+    tl.store(row_projections + row, tl.sum(tl.load(projections + at, mask=known, other=0.0), 0))
+    if CENTRED:
+        tl.store(row_totals + row, tl.sum(tl.load(totals + at, mask=known, other=0.0), 0))
+
+
+@jit
 def norm_finish_kernel(
     x,
     out,
@@ -176,8 +257,7 @@ def norm_finish_kernel(
     x, out, residual, summed: [outer, lanes, n]; mean, rstd: [rows]; weight, bias: [n]; centres, rests, squares:
     [rows, blocks] of COMPUTE, of blocks of PART elements; BLOCKS >= blocks.
 
-    Squares about the means of blocks are moved to the row's mean by Chan, Golub and LeVeque, equation 2.1. The first
-    program of a row also stores its statistics.
+    The first program of a row also stores its statistics.
     """
     ALONG: tl.constexpr = 1 if ROWS > 1 else 0  # the axis of a row's elements
     begin(OVERLAPS)
@@ -188,26 +268,10 @@ def norm_finish_kernel(
     part = parts_of_row(BLOCKS, ROWS)
     known = of_existing(inside, part < blocks)
     row = row_number(outer, lane, lanes, sizes)
-    first = row * blocks
-    part_squares = tl.load(squares + first + part, mask=known, other=0.0)
-    count = n.to(COMPUTE)
-    centre = tl.zeros((), COMPUTE)
-    correction = tl.zeros((), COMPUTE)
-    if CENTRED:
-        part_counts = tl.where(known, block_length(part, n, PART), 0).to(COMPUTE)
-        part_centres = tl.load(centres + first + part, mask=known, other=0.0)
-        # Do not write sum(part_centres * part_counts): ptxas would contract a different product into an FMA in each
-        # thread, so that their means would differ by a rounding of the mean's size.
-        last = tl.sum(tl.where(part == blocks - 1, part_centres, 0.0), ALONG, keep_dims=ROWS > 1)
-        others = tl.sum(tl.where(part < blocks - 1, part_centres, 0.0), ALONG, keep_dims=ROWS > 1)
-        centre = (others * PART + last * block_length(blocks - 1, n, PART).to(COMPUTE)) / count
-        off = tl.where(known, (part_centres - centre) + tl.load(rests + first + part, mask=known, other=0.0), 0.0)
-        rest, total = two_sums(part_counts * off, part_squares + part_counts * off * off, ALONG, ROWS > 1)
-        correction = rest / count
-        total -= rest * correction
-        total = tl.where(total < 0, 0.0, total)
-    else:
-        total = tl.sum(part_squares, ALONG, keep_dims=ROWS > 1)
+    first, count = row * blocks, n.to(COMPUTE)
+    total, centre, correction = merged_parts(
+        squares, centres, rests, first, part, known, n, blocks, CENTRED, COMPUTE, PART, ALONG, ROWS > 1
+    )
     statistic, scale = statistic_and_scale(total, 1.0 / count, eps, LENGTH)
     if ROWS > 1:  # (Triton 3.6 fails to compile the branch for some of f64)
         inside = inside & (piece == 0)
