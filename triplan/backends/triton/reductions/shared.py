@@ -104,7 +104,8 @@ class Plan:
         results: the tensors that are written, one or two.
         x: the largest of those read, whose layout decides what a tile is.
         kept, reduced: dimensions, innermost last; adjacent ones are merged where strides allow it.
-        across: the kept dimension along which x is contiguous, if there is one; it is then not among ``kept``.
+        across: the kept dimension along which x is contiguous, or where its elements are likely nearest to each other,
+            if there is one; it is then not among ``kept``.
         lanes, n: number of results, and elements of a line.
         unit: whether the elements of a line are contiguous, and threads share it.
         own: whether they are contiguous, and each thread reads lines of its own.
@@ -138,7 +139,8 @@ class Plan:
                 self._distance(o) if s == 1 else 0 for o, s in zip(self.reads, self.reduced[0].reads, strict=True)
             )
             kept = [Dim(1, apart, 1, len(self.results) - 1)]
-        beside = [d for d in kept if self._is_unit(d) and d.size >= FEWEST_ACROSS]
+        long = [d for d in kept if d.size >= FEWEST_ACROSS]
+        beside = [d for d in long if self._is_unit(d)] or [d for d in long if self._is_likely_near(d)]
         self.across = beside[0] if beside and not contiguous else None
         self.kept = [d for d in kept if d is not self.across]
         self.own = contiguous and self._are_own()
@@ -149,6 +151,12 @@ class Plan:
     def _is_unit(self, d: Dim) -> bool:
         """Whether x is contiguous along ``d``."""
         return d.reads[self._lead] == 1
+
+    def _is_likely_near(self, d: Dim) -> bool:
+        """Whether ``d`` is the last dimension, and x is known to be contiguous along none, as a slice with a step."""
+        stride = d.reads[self._lead]
+        last = isinstance(stride, Along) and stride.axis == len(self.x.shape) - 1
+        return last and self.x.layout.unit_axis is None
 
     def _are_own(self) -> bool:
         """Whether each thread reads lines of its own (see OWN_LINES): not where one vector holds a line."""
@@ -204,6 +212,8 @@ class Plan:
     def _aligned(self) -> int:
         """A power of two that divides, in bytes, all addresses at which something contiguous begins, lines or what lies
         across them, in all operands; at most 16."""
+        if self.across is not None and not self._is_unit(self.across):
+            return self.x.element.itemsize
         dims = [*self.kept, *(d for d in self.reduced if len(self.reduced) > 1 or not self._is_unit(d))]
         apart = [_distance(o, s) for d in dims for o, s in zip(self.reads, d.reads, strict=True)]
         alignments = [o.alignment for o in self.reads if o.numel > 1]
@@ -292,7 +302,8 @@ class Plan:
         along = None
         if self.across is not None:
             size = Int(self.across.size, self.wide, power_of_two_in(self.across.size))
-            along = (size, *self._strides(self.across))
+            strides = self._strides(self.across)
+            along = (size, None if self.across.reads == (1,) else strides[0], *strides[1:])
         divisible = power_of_two_in(self.n) if self.unit else 1
         number = self.compute if self.compute is ElementKind.F64 else ElementKind.F32
         return {
@@ -372,7 +383,7 @@ class Plan:
     def _read_beside(self) -> int:
         """Neighbouring lines that are all read if one exists: they end with the last line, or with its vector in every
         operand."""
-        if self.across is None:
+        if self.across is None or not self._is_unit(self.across):
             return 1
         steps = zip(self.reads, map(self._row_step, range(len(self.reads))), strict=True)
         items = [o.element.itemsize if step == STEPS[1] else 16 for o, step in steps if step != STEPS[0]]

@@ -68,17 +68,20 @@ def lines_of(
 ):
     """(offsets in x, in out, in the second result, numbers, which exist) of the ROWS results of group ``unit``.
 
-    ACROSS: they are neighbours along the dimension ``along``, at one of the ``outer`` points of the dimensions
-    ``kept``. Otherwise they are consecutive points of ``kept``. There are ``lanes`` results in all. Those beyond the
-    last have the offsets in x of others, so that loads need no mask: a masked load waits for the one before it (ptxas
-    of Triton 3.6). BESIDE: see ``neighbours``.
+    ACROSS: they are neighbours along the dimension ``along`` (a stride of None is 1), at one of the ``outer`` points of
+    the dimensions ``kept``. Otherwise they are consecutive points of ``kept``. There are ``lanes`` results in all.
+    Those beyond the last have the offsets in x of others, so that loads need no mask: a masked load waits for the one
+    before it (ptxas of Triton 3.6). BESIDE: see ``neighbours``.
     """
     if ACROSS:
         blocks = tl.cdiv(along[0], ROWS)
         point = (unit // blocks).to(POINT_TYPE)
         lane = (unit % blocks).to(POINT_TYPE) * ROWS + tl.arange(0, ROWS)
         live = lane < along[0]
-        x_at = offset_of(point, kept, 1) + neighbours(lane, along[0], BESIDE)
+        x_at = neighbours(lane, along[0], BESIDE)
+        if along[1] is not None:
+            x_at = x_at.to(tl.int64) * along[1]
+        x_at = offset_of(point, kept, 1) + x_at
         out_at = offset_of(point, kept, 2) + lane * along[2]
         second_at = offset_of(point, kept, 3) + lane * along[3]
         number = point * along[0] + lane
