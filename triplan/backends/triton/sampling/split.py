@@ -134,7 +134,7 @@ def rank(desc: SampleDescriptor, target: Target) -> float:
     supports=supports,
     rank=rank,
     numerics=numerics,
-    version=3,
+    version=4,
     workspace=lambda desc, target: parts_of(desc, target).size if desc.rows else 0,
     layout=layout,
 )
