@@ -133,8 +133,13 @@ def near_mass(below, rate):
     exponent = tl.full((), EXPONENT, tl.float64)
     power = tl.fma(below, rate, exponent)
     rest = tl.fma(below, rate, exponent - power)
-    bits = exp2_near(rest).to(tl.int64, bitcast=True) | 1
-    return tl.add(bits, power.to(tl.int64, bitcast=True) << 52, sanitize_overflow=False).to(tl.float64, bitcast=True)
+    bits = exp2_near(rest).to(tl.int64, bitcast=True)
+    # The high half alone: ptxas would add the low one too, for its carry. And LLVM clears a bit before it sets it to a
+    # constant, so this 1 is none.
+    shift = power.to(tl.int64, bitcast=True).to(tl.int32) << 20
+    high = tl.add((bits >> 32).to(tl.int32), shift, sanitize_overflow=False)
+    one = (rate >= 0.0).to(tl.int64)
+    return ((high.to(tl.int64) << 32) | (bits & 0xFFFFFFFF) | one).to(tl.float64, bitcast=True)
 
 
 @jit
