@@ -297,10 +297,10 @@ def masses_kernel(
                 if each[2] is not None:
                     is_between = (tiles[i] > low) & ~is_kept
                     hits |= tl.where(is_between, 1 << i, 0)
-                    of_high += tl.where(is_kept, mass, 0.0)
+                    of_high = tl.where(is_kept, of_high + mass, of_high)
                 if each[3] is not None:
                     is_kept &= mass + ROUNDER >= least
-                    of_kept += tl.where(is_kept, mass, 0.0)
+                    of_kept = tl.where(is_kept, of_kept + mass, of_kept)
                 following += (load_before(places, stride, i, TILE),)
             tiles = following
             words = with_bits(words, hits, start)
