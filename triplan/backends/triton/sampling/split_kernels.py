@@ -276,7 +276,7 @@ def masses_kernel(
             last = top - tl.div_rn(42.0, finite_rate(rate))  # in units of log(2): nothing has mass below
             low, upper, zones = levels_between(above, of_every, level, top, last, p)
             is_filtered = (p < 1.0) & ~is_greedy
-            low, high = tl.where(is_filtered, low, float("nan")), tl.where(is_filtered, upper, high)
+            low, high = tl.where(is_filtered, low, high), tl.where(is_filtered, upper, high)
             if begin == 0:
                 store_bracket(bracket + row * OF_BRACKET, low, high, zones)
         of_all = tl.full((SPAN * TILE,), BASE, tl.float64)
@@ -295,7 +295,8 @@ def masses_kernel(
                 of_all += mass
                 is_kept = tiles[i] > high
                 if each[2] is not None:
-                    is_between = (tiles[i] > low) & ~is_kept
+                    # (low is not above high. ptxas makes ^ a part of the comparison, but of & ~ two choices.)
+                    is_between = (tiles[i] > low) ^ is_kept
                     hits |= tl.where(is_between, 1 << i, 0)
                     of_high = tl.where(is_kept, of_high + mass, of_high)
                 if each[3] is not None:
