@@ -168,9 +168,10 @@ def no_masses(shape: tl.constexpr):
 def add_masses(sums, x, edges, base, rate):
     """``sums`` and estimates of the masses of ``x`` above each level, and of all, element by element.
 
-    base: a logit, whose mass is 1; rate: of ``rate_f32``.
+    base: a logit, whose mass is 1; rate: of ``rate_f32``. Masses too large for f32 are infinite. They are above all
+    levels, which are at most ``base``, so that estimates say this much.
     """
-    weight = tl.exp2(tl.minimum((x - base) * rate, 100.0))
+    weight = tl.exp2((x - base) * rate)
     found = ()
     for j in tl.static_range(LEVELS):
         # Products by a power of two are exact, and so is 0 or 1 here, by one instruction; a comparison takes two.
