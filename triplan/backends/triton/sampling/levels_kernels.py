@@ -252,7 +252,14 @@ def per_logit(count: tl.constexpr, above, below):
 
 @jit
 def bucket_of(x, zones):
-    """The bucket of logits ``x`` (f32): numbers that grow as logits fall. Equal logits are in one bucket.
+    """The bucket of logits ``x`` (f32): numbers that grow as logits fall. Equal logits are in one bucket."""
+    bucket = depth_of(x, zones).to(tl.int32)
+    return tl.minimum(tl.maximum(bucket, 0), BUCKETS - 1)  # (of a row with NaN, there is any number)
+
+
+@jit
+def depth_of(x, zones):
+    """``bucket_of`` logits ``x`` before it is rounded down, in f32.
 
     zones: the logits at which three zones begin, and buckets a logit of each.
 
@@ -261,8 +268,7 @@ def bucket_of(x, zones):
     first, second, third, above, about, below = zones
     part = tl.minimum(tl.maximum((first - x) * above, 0.0), BUCKETS // 4)
     part += tl.minimum(tl.maximum((second - x) * about, 0.0), BUCKETS // 2)
-    part += tl.minimum(tl.maximum((third - x) * below, 0.0), BUCKETS // 4 - 0.5)
-    return tl.minimum(tl.maximum(part.to(tl.int32), 0), BUCKETS - 1)  # (of a row with NaN, there is any number)
+    return part + tl.minimum(tl.maximum((third - x) * below, 0.0), BUCKETS // 4 - 0.5)
 
 
 @jit

@@ -48,7 +48,6 @@ from triplan.backends.triton.sampling.narrow_kernels import DONE, NAN_KEY, SLOW,
 from triplan.backends.triton.sampling.shared_kernels import (
     BASE,
     LEAST_KEY,
-    NO_KEY,
     ROUNDER,
     add_two,
     as_integer,
@@ -372,7 +371,7 @@ def masses_kernel(
 def load_kept(at, stride, col, n, scale, threshold, least):
     """``kept_of`` the logits of columns ``col``."""
     x = load_logits(at, stride, col, col < n)
-    return kept_of(mass_of(x, scale), key_of(x), threshold, least)
+    return kept_of(mass_of(x, scale), x, threshold, least)
 
 
 @jit
@@ -450,7 +449,7 @@ def finish_kernel(
             least = None
             if min_p is not None:
                 least = least_of(min_p, row, strides[3])
-            threshold = tl.full((), NO_KEY, tl.int32)
+            threshold = tl.full((), float("nan"), tl.float32)
             if top_p is not None:
                 if (p < 1.0) & ~is_greedy:
                     every, above = tl.reduce((of_all, of_high), 0, add_two)
