@@ -347,24 +347,25 @@ def masses_kernel(
             tl.store(to + 2 * chunks, sum_of_masses(of_kept, SPAN), mask=known)
         if each[2] is not None:
             tl.store(to + chunks, sum_of_masses(of_high, SPAN), mask=known)
-            count = ones_of_all(words)
+            count, calls = ones_of_all(words)
             of_chunk = tl.reshape(count, (SPAN, TILE))
             tl.store(counts + row * chunks + chunk, tl.sum(of_chunk, 1), mask=known)
             place = tl.ravel(tl.cumsum(of_chunk, 1) - of_chunk)
             found = between + (row * chunks + begin + tl.arange(0, SPAN * TILE) // TILE) * PLACES
             col, _ = columns
-            for _ in range(0, tl.max(count, 0), AT_ONCE):
+            first = tl.zeros(count.shape, tl.int32)
+            for _ in range(0, tl.max(calls, 0), AT_ONCE):
                 x, is_found = (), ()
                 for _i in tl.static_range(AT_ONCE):
-                    words, number, is_own = without_lowest(words)
+                    words, first, number, is_own = without_lowest(words, first)
                     x += (load_logits(at, stride, col + (LAST - number) * TILE, is_own),)
                     is_found += (is_own,)
                 for i in tl.static_range(AT_ONCE):
-                    tl.store(found + place + i, x[i], mask=is_found[i] & (place + i < PLACES))
+                    tl.store(found + place, x[i], mask=is_found[i] & (place < PLACES))
+                    place += is_found[i].to(tl.int32)
                     mass = as_integer(plain_mass(x[i], scale))
-                    bucket = tl.where(is_found[i], bucket_of(x[i], zones), 0)
-                    tl.atomic_add(buckets + row * BUCKETS + bucket, mass, mask=is_found[i], sem="relaxed")
-                place += AT_ONCE
+                    bucket = row * BUCKETS + bucket_of(x[i], zones)
+                    tl.atomic_add(buckets + bucket, mass, mask=is_found[i], sem="relaxed")
 
 
 @jit
