@@ -13,7 +13,7 @@ import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.philox_kernels import as_i64
-from triplan.backends.triton.sampling.levels_kernels import BUCKETS, bucket_of
+from triplan.backends.triton.sampling.levels_kernels import BUCKETS, depth_of
 from triplan.backends.triton.sampling.narrow_kernels import NAN_KEY
 from triplan.backends.triton.sampling.shared_kernels import (
     NO_KEY,
@@ -93,9 +93,9 @@ def by_chunks(mass, chunk, CHUNKS: tl.constexpr):
 
 
 @jit
-def kept_of(mass, key, threshold, least):
-    """``mass``, but 0 of keys below ``threshold`` and of masses below ``least``, an f64 or None."""
-    is_dropped = key < threshold
+def kept_of(mass, x, threshold, least):
+    """``mass``, but 0 of logits ``x`` below ``threshold`` (NaN: of none) and of masses below ``least``, f64 or None."""
+    is_dropped = x < threshold
     if least is not None:
         is_dropped |= mass.to(tl.float64) < least
     return tl.where(is_dropped, 0, mass)
@@ -165,7 +165,7 @@ def fewer_between(
 
 @jit
 def next_largest(a0, a1, b0, b1):
-    """(larger key, how many have it), of tensors of one shape."""
+    """(larger number, how many have it), of tensors of one shape."""
     return tl.maximum(a0, b0), tl.where(a0 >= b0, a1, 0) + tl.where(b0 >= a0, b1, 0)
 
 
@@ -217,7 +217,7 @@ def kept_between(
     WIDTH: tl.constexpr,
     MANY: tl.constexpr,
 ):
-    """(threshold, whether it is among the logits between, mass that stays of each chunk), as ``threshold_of``.
+    """(the threshold, a logit; whether it is among those between; mass that stays of each chunk), as ``threshold_of``.
 
     count, lists, of_bucket, bounds: how many logits each chunk lists, of ``listed_at``, the sums of buckets, what
     ``load_bracket`` gives; above: the mass of greater logits than those between; least: the mass (f64) that min_p
@@ -232,21 +232,21 @@ def kept_between(
     before, beyond = tl.reduce((is_before.to(tl.int32), tl.where(is_before, upto, above)), 0, sum_and_most)
     is_right = (above.to(tl.float64) < bound) & (before < BUCKETS)
     most = tl.max(count, 0)
-    threshold, tries = tl.full((), NAN_KEY, tl.int32), tl.full((), TRIES, tl.int32)
+    threshold, tries = tl.full((), float("inf"), tl.float32), tl.full((), TRIES, tl.int32)
     if (most > PLACES) | ~is_right:
         tries = tl.full((), 0, tl.int32)
     is_found = False
     while tries > 0:
-        largest = tl.full((CHUNKS, WIDTH), NO_KEY, tl.int32)
+        largest = tl.full((CHUNKS, WIDTH), -float("inf"), tl.float32)
         number = tl.zeros((CHUNKS, WIDTH), tl.int32)
         for first in range(0, most, WIDTH):
             x = listed_at(lists, between, count, row, chunks, first, PLACES, WIDTH)
-            key = key_of(x)
-            is_left = (bucket_of(x, zones) == before) & (key < threshold) & (x > -float("inf"))
-            key = tl.where(is_left, key, NO_KEY)
-            largest, number = next_largest(largest, number, key, is_left.to(tl.int32))
+            depth = depth_of(x, zones)
+            is_left = (depth >= before) & (depth < before + 1) & (x < threshold)  # (-inf has no mass)
+            x = tl.where(is_left, x, -float("inf"))
+            largest, number = next_largest(largest, number, x, is_left.to(tl.int32))
         threshold, own = tl.reduce((tl.ravel(largest), tl.ravel(number)), 0, next_largest)
-        beyond += own * mass_of(value_of(threshold), scale)
+        beyond += own * mass_of(threshold, scale)
         is_found = (beyond.to(tl.float64) >= bound) & (own > 0)
         tries = tl.where(is_found | (own == 0), 0, tries - 1)
     kept = tl.zeros((CHUNKS,), tl.int64)
@@ -254,7 +254,7 @@ def kept_between(
         stays = tl.zeros((CHUNKS, WIDTH), tl.int64)
         for first in range(0, most, WIDTH):
             x = listed_at(lists, between, count, row, chunks, first, PLACES, WIDTH)
-            stays += kept_of(mass_of(x, scale), key_of(x), threshold, least)
+            stays += kept_of(mass_of(x, scale), x, threshold, least)
         kept = tl.sum(stays, 1)
     elif is_right:
         threshold, kept = _kept_of_many(
@@ -325,5 +325,5 @@ def _kept_of_many(
             between, at, stride, n, row, chunks, size, ends, first, bracket, CHUNK, CHUNKS, PLACES, UNITS
         )
         mass = tl.where(key == NO_KEY, 0, mass_of(x, scale))
-        kept += by_chunks(kept_of(mass, key, threshold, least), chunk, CHUNKS)
-    return threshold, kept
+        kept += by_chunks(kept_of(mass, x, value_of(threshold), least), chunk, CHUNKS)
+    return value_of(threshold), kept

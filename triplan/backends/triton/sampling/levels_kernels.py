@@ -168,9 +168,10 @@ def no_masses(shape: tl.constexpr):
 def add_masses(sums, x, edges, base, rate):
     """``sums`` and estimates of the masses of ``x`` above each level, and of all, element by element.
 
-    base: a logit, whose mass is 1; rate: of ``rate_f32``.
+    base: a logit, whose mass is 1; rate: of ``rate_f32``. Masses too large for f32 are infinite. They are above all
+    levels, which are at most ``base``, so that estimates say this much.
     """
-    weight = tl.exp2(tl.minimum((x - base) * rate, 100.0))
+    weight = tl.exp2((x - base) * rate)
     found = ()
     for j in tl.static_range(LEVELS):
         # Products by a power of two are exact, and so is 0 or 1 here, by one instruction; a comparison takes two.
@@ -251,7 +252,14 @@ def per_logit(count: tl.constexpr, above, below):
 
 @jit
 def bucket_of(x, zones):
-    """The bucket of logits ``x`` (f32): numbers that grow as logits fall. Equal logits are in one bucket.
+    """The bucket of logits ``x`` (f32): numbers that grow as logits fall. Equal logits are in one bucket."""
+    bucket = depth_of(x, zones).to(tl.int32)
+    return tl.minimum(tl.maximum(bucket, 0), BUCKETS - 1)  # (of a row with NaN, there is any number)
+
+
+@jit
+def depth_of(x, zones):
+    """``bucket_of`` logits ``x`` before it is rounded down, in f32.
 
     zones: the logits at which three zones begin, and buckets a logit of each.
 
@@ -260,8 +268,7 @@ def bucket_of(x, zones):
     first, second, third, above, about, below = zones
     part = tl.minimum(tl.maximum((first - x) * above, 0.0), BUCKETS // 4)
     part += tl.minimum(tl.maximum((second - x) * about, 0.0), BUCKETS // 2)
-    part += tl.minimum(tl.maximum((third - x) * below, 0.0), BUCKETS // 4 - 0.5)
-    return tl.minimum(tl.maximum(part.to(tl.int32), 0), BUCKETS - 1)  # (of a row with NaN, there is any number)
+    return part + tl.minimum(tl.maximum((third - x) * below, 0.0), BUCKETS // 4 - 0.5)
 
 
 @jit

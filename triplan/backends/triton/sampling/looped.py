@@ -49,7 +49,7 @@ def rank(desc: SampleDescriptor, target: Target) -> float:
     supports=supports,
     rank=rank,
     numerics=numerics,
-    version=4,
+    version=5,
     layout=layout,
 )
 def looped(desc: SampleDescriptor, target: Target) -> list[Launch]:

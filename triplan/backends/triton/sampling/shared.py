@@ -24,7 +24,7 @@ def guarantee(desc: SampleDescriptor) -> Mapping[str, PrecisionGuarantee]:
 
 def numerics(desc: SampleDescriptor) -> str:
     """All kernels take a mass by one function, and the rest is exact."""
-    return "sampling.sample.v4"
+    return "sampling.sample.v5"
 
 
 def logits_args(desc: SampleDescriptor) -> dict[str, Arg]:

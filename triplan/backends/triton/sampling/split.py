@@ -134,7 +134,7 @@ def rank(desc: SampleDescriptor, target: Target) -> float:
     supports=supports,
     rank=rank,
     numerics=numerics,
-    version=3,
+    version=4,
     workspace=lambda desc, target: parts_of(desc, target).size if desc.rows else 0,
     layout=layout,
 )
@@ -153,9 +153,7 @@ def split(desc: SampleDescriptor, target: Target) -> list[Launch]:
     chunks: dict[str, Arg] = {"chunks": Int(parts.chunks)}
     sizes = {"CHUNK": parts.chunk}
     few, wide = few_of(target), ceil_power(parts.chunks)
-    is_hopper = target.arch is ArchSku.SM90A
     tile = min(TILE // parts.span, parts.chunk)
-    unroll = UNROLL // 2 if desc.min_p else UNROLL  # registers of one more sum
     found = {**logits, **each, **scratch("tops", "state", "sums", "counts", "between", "buckets", "bracket"), **chunks}
     exact = {**sizes, "PLACES": parts.places}
     looped = {"STEPS": STEPS[desc.element], "BLOCK": min(BLOCK, parts.chunk)}
@@ -190,9 +188,9 @@ def split(desc: SampleDescriptor, target: Target) -> list[Launch]:
             split_kernels.masses_kernel,
             desc.rows * spans,
             {**found, **scratch("levels", "masses")},
-            {**exact, "SPAN": parts.span, "TILE": tile, "UNROLL": min(unroll, parts.chunk // tile)},
+            {**exact, "SPAN": parts.span, "TILE": tile, "UNROLL": min(UNROLL, parts.chunk // tile)},
             num_warps=4,
-            max_registers=128 if is_hopper and not desc.min_p else 255,
+            max_registers=128,
         ),
         launch(
             split_kernels.finish_kernel,

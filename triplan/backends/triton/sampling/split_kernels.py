@@ -48,7 +48,6 @@ from triplan.backends.triton.sampling.narrow_kernels import DONE, NAN_KEY, SLOW,
 from triplan.backends.triton.sampling.shared_kernels import (
     BASE,
     LEAST_KEY,
-    NO_KEY,
     ROUNDER,
     add_two,
     as_integer,
@@ -90,18 +89,22 @@ def larger(a, b):
 
 
 @jit
-def add_chunk(sums, top, at, stride, columns, tiles, edges, base, rate, CHUNK: tl.constexpr, TILE: tl.constexpr):
-    """``add_masses`` of all tiles, and the largest logits; ``tiles``: the first ones.
+def add_chunk(
+    at, stride, columns, tiles, edges, base, rate, CHUNK: tl.constexpr, TILE: tl.constexpr, IS_WHOLE: tl.constexpr
+):
+    """(sums of ``add_masses`` of all tiles, largest logits); ``tiles``: the first ones. IS_WHOLE: of ``exact_sums``.
 
     Of a tile that has been added up, the registers take one of the next iteration, which so has time to arrive.
     """
     COUNT: tl.constexpr = len(tiles)
+    sums, top = no_masses(tiles[0].shape), tl.full(tiles[0].shape, -float("inf"), tl.float32)
     for start in range(0, CHUNK // TILE, COUNT):
         following, places = (), tiles_from(at, stride, columns, start + COUNT, TILE)
         for i in tl.static_range(COUNT):
-            top = larger(top, tiles[i])
-            sums = add_masses(sums, tiles[i], edges, base, rate)
-            following += (load_tile(places, stride, i, TILE),)
+            x = tiles[i].to(tl.float32)
+            top = larger(top, x)
+            sums = add_masses(sums, x, edges, base, rate)
+            following += (load_tile(places, stride, i, TILE, tiles[i] if IS_WHOLE else None),)
         tiles = following
     return sums, top
 
@@ -150,8 +153,7 @@ def chunks_kernel(
             rate = rate_f32(each[0], row, strides[0])
             columns = columns_of(chunk * CHUNK, n, CHUNK, 1, TILE)
             tiles = load_tiles(at, stride, columns, min(CHUNK // TILE, 4), TILE)
-            sums, top = no_masses((TILE,)), tl.full((TILE,), -float("inf"), tl.float32)
-            sums, _ = add_chunk(sums, top, at, stride, columns, tiles, edges_of(levels), base, rate, CHUNK, TILE)
+            sums, _ = add_chunk(at, stride, columns, tiles, edges_of(levels), base, rate, CHUNK, TILE, False)
             store_masses(masses + row * OF_ROW * chunks, sums, chunk, chunks)
 
 
@@ -199,12 +201,64 @@ def estimates_kernel(
     levels += row * OF_ROW
     base = tl.load(levels + LEVELS)
     edges = edges_of(levels)
-    sums = no_masses((SPAN * TILE,))
-    top = tl.full((SPAN * TILE,), -float("inf"), tl.float32)
-    sums, top = add_chunk(sums, top, at, stride, columns, tiles, edges, base, rate, CHUNK, TILE)
+    if (begin + SPAN) * CHUNK <= n:
+        found = add_chunk(at, stride, columns, tiles, edges, base, rate, CHUNK, TILE, True)
+    else:
+        found = add_chunk(at, stride, columns, tiles, edges, base, rate, CHUNK, TILE, False)
+    sums, top = found
     most = tl.reduce(top, 0, larger)
     tl.store(tops + tl.program_id(0), tl.where(most != most, NAN_KEY, key_of(most)))
     store_masses(masses + row * OF_ROW * spans, sums, tl.program_id(0) % spans, spans)
+
+
+@jit
+def exact_sums(
+    at,
+    stride,
+    columns,
+    tiles,
+    scale,
+    low,
+    high,
+    least,
+    CHUNK: tl.constexpr,
+    TILE: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+):
+    """(sums of masses, of those above ``high``, of those that min_p keeps of the latter; bits of the logits above
+    ``low`` that are not above ``high``), element by element of a tile. Each sum begins at BASE.
+
+    tiles: the last ones; low: None without top-p; least: of min_p, plus ROUNDER, or None. IS_WHOLE: all tiles are
+    there, so that a load takes one instruction, not three.
+    """
+    COUNT: tl.constexpr = len(tiles)
+    LAST: tl.constexpr = CHUNK // TILE - 1
+    shape: tl.constexpr = tiles[0].shape
+    of_all = tl.full(shape, BASE, tl.float64)
+    of_high = tl.full(shape, BASE, tl.float64)
+    of_kept = tl.full(shape, BASE, tl.float64)
+    words = ()
+    for _ in tl.static_range((CHUNK // TILE + 31) // 32):
+        words += (tl.zeros(shape, tl.int32),)
+    for start in range(0, CHUNK // TILE, COUNT):
+        following, places = (), tiles_until(at, stride, columns, LAST - COUNT - start, TILE)
+        hits = tl.zeros(shape, tl.int32)
+        for i in tl.static_range(COUNT):
+            x = tiles[i].to(tl.float32)
+            mass = plain_mass(x, scale)
+            of_all += mass
+            is_kept = x > high
+            if low is not None:
+                # (low is not above high. ptxas makes ^ a part of the comparison, but of & ~ two choices.)
+                hits |= tl.where((x > low) ^ is_kept, 1 << i, 0)
+                of_high = tl.where(is_kept, of_high + mass, of_high)
+            if least is not None:
+                is_kept &= mass + ROUNDER >= least
+                of_kept = tl.where(is_kept, of_kept + mass, of_kept)
+            following += (load_before(places, stride, i, TILE, tiles[i] if IS_WHOLE else None),)
+        tiles = following
+        words = with_bits(words, hits, start)
+    return of_all, of_high, of_kept, words
 
 
 @jit
@@ -260,7 +314,9 @@ def masses_kernel(
         rate, is_greedy = rate_of(each[0], row, strides[0])
         if state is None:
             wait_for_previous(OVERLAPS)
-        least = least_of(each[3], row, strides[3]) + ROUNDER
+        low, high, least = None, tl.full((), -float("inf"), tl.float32), None
+        if each[3] is not None:
+            least = least_of(each[3], row, strides[3]) + ROUNDER
         # All loads, then all sums: these exchange through shared memory, and no load passes the barriers of that.
         part = tl.arange(0, PARTS)
         key = tl.load(tops + row * parts + part, mask=part < parts, other=LEAST_KEY)
@@ -270,71 +326,53 @@ def masses_kernel(
             level = tl.load(levels + row * OF_ROW + tl.arange(0, OF_ROW))
         top = value_of(tl.max(key, 0))
         scale = plain_scale(scale_of(rate, top))
-        high = tl.full((), -float("inf"), tl.float32)
         if each[2] is not None:
             above, of_every = tl.sum(of_levels[0], 1), tl.sum(of_levels[1], 0)
             last = top - tl.div_rn(42.0, finite_rate(rate))  # in units of log(2): nothing has mass below
-            low, upper, zones = levels_between(above, of_every, level, top, last, p)
+            low, high, zones = levels_between(above, of_every, level, top, last, p)
             is_filtered = (p < 1.0) & ~is_greedy
-            low, high = tl.where(is_filtered, low, float("nan")), tl.where(is_filtered, upper, high)
+            low, high = tl.where(is_filtered, low, -float("inf")), tl.where(is_filtered, high, -float("inf"))
             if begin == 0:
                 store_bracket(bracket + row * OF_BRACKET, low, high, zones)
-        of_all = tl.full((SPAN * TILE,), BASE, tl.float64)
-        of_high = tl.full((SPAN * TILE,), BASE, tl.float64)
-        of_kept = tl.full((SPAN * TILE,), BASE, tl.float64)
+        if (begin + SPAN) * CHUNK <= n:
+            found = exact_sums(at, stride, columns, tiles, scale, low, high, least, CHUNK, TILE, True)
+        else:
+            found = exact_sums(at, stride, columns, tiles, scale, low, high, least, CHUNK, TILE, False)
+        of_all, of_high, of_kept, words = found
         chunk = begin + tl.arange(0, SPAN)
         known = chunk < chunks
-        words = ()  # of what a thread has, a bit for each logit that is between
-        for _ in tl.static_range((CHUNK // TILE + 31) // 32):
-            words += (tl.zeros((SPAN * TILE,), tl.int32),)
-        for start in range(0, CHUNK // TILE, UNROLL):
-            following, places = (), tiles_until(at, stride, columns, LAST - UNROLL - start, TILE)
-            hits = tl.zeros((SPAN * TILE,), tl.int32)
-            for i in tl.static_range(UNROLL):
-                mass = plain_mass(tiles[i], scale)
-                of_all += mass
-                is_kept = tiles[i] > high
-                if each[2] is not None:
-                    is_between = (tiles[i] > low) & ~is_kept
-                    hits |= tl.where(is_between, 1 << i, 0)
-                    of_high += tl.where(is_kept, mass, 0.0)
-                if each[3] is not None:
-                    is_kept &= mass + ROUNDER >= least
-                    of_kept += tl.where(is_kept, mass, 0.0)
-                following += (load_before(places, stride, i, TILE),)
-            tiles = following
-            words = with_bits(words, hits, start)
         to = sums + row * 3 * chunks + chunk
         tl.store(to, sum_of_masses(of_all, SPAN), mask=known)
         if each[3] is not None:
             tl.store(to + 2 * chunks, sum_of_masses(of_kept, SPAN), mask=known)
         if each[2] is not None:
             tl.store(to + chunks, sum_of_masses(of_high, SPAN), mask=known)
-            count = ones_of_all(words)
+            count, calls = ones_of_all(words)
             of_chunk = tl.reshape(count, (SPAN, TILE))
             tl.store(counts + row * chunks + chunk, tl.sum(of_chunk, 1), mask=known)
             place = tl.ravel(tl.cumsum(of_chunk, 1) - of_chunk)
             found = between + (row * chunks + begin + tl.arange(0, SPAN * TILE) // TILE) * PLACES
             col, _ = columns
-            for _ in range(0, tl.max(count, 0), AT_ONCE):
+            first = tl.zeros(count.shape, tl.int32)
+            for _ in range(0, tl.max(calls, 0), AT_ONCE):
                 x, is_found = (), ()
                 for _i in tl.static_range(AT_ONCE):
-                    words, number, is_own = without_lowest(words)
+                    words, first, number, is_own = without_lowest(words, first)
                     x += (load_logits(at, stride, col + (LAST - number) * TILE, is_own),)
                     is_found += (is_own,)
                 for i in tl.static_range(AT_ONCE):
-                    tl.store(found + place + i, x[i], mask=is_found[i] & (place + i < PLACES))
+                    tl.store(found + place, x[i], mask=is_found[i] & (place < PLACES))
+                    place += is_found[i].to(tl.int32)
                     mass = as_integer(plain_mass(x[i], scale))
-                    bucket = tl.where(is_found[i], bucket_of(x[i], zones), 0)
-                    tl.atomic_add(buckets + row * BUCKETS + bucket, mass, mask=is_found[i], sem="relaxed")
-                place += AT_ONCE
+                    bucket = row * BUCKETS + bucket_of(x[i], zones)
+                    tl.atomic_add(buckets + bucket, mass, mask=is_found[i], sem="relaxed")
 
 
 @jit
 def load_kept(at, stride, col, n, scale, threshold, least):
     """``kept_of`` the logits of columns ``col``."""
     x = load_logits(at, stride, col, col < n)
-    return kept_of(mass_of(x, scale), key_of(x), threshold, least)
+    return kept_of(mass_of(x, scale), x, threshold, least)
 
 
 @jit
@@ -412,7 +450,7 @@ def finish_kernel(
             least = None
             if min_p is not None:
                 least = least_of(min_p, row, strides[3])
-            threshold = tl.full((), NO_KEY, tl.int32)
+            threshold = tl.full((), float("nan"), tl.float32)
             if top_p is not None:
                 if (p < 1.0) & ~is_greedy:
                     every, above = tl.reduce((of_all, of_high), 0, add_two)

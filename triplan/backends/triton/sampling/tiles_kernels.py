@@ -28,12 +28,17 @@ def tiles_from(at, stride, columns, first, TILE: tl.constexpr):
 
 
 @jit
-def load_tile(places, stride, i: tl.constexpr, TILE: tl.constexpr):
-    """Logits of the ``i``-th tile of ``tiles_from``, in f32; -inf where there is none. Past the L1 cache: programs call
-    it before they wait."""
+def load_tile(places, stride, i: tl.constexpr, TILE: tl.constexpr, held=None):
+    """Logits of the ``i``-th tile of ``tiles_from``; -inf where there is none. Past the L1 cache: programs call it
+    before they wait.
+
+    held: the result if there is no tile ``first``; if there is, all are. Their registers take the logits.
+    """
     address, tiles = places
     here = address + axis_offset(tl.full((), i * TILE, tl.int32), stride)
-    return tl.load(here, mask=i < tiles, other=-float("inf"), cache_modifier=".cg").to(tl.float32)
+    if held is None:
+        return tl.load(here, mask=i < tiles, other=-float("inf"), cache_modifier=".cg")
+    return tl.load(here, mask=tiles > 0, other=held, cache_modifier=".cg")
 
 
 @jit
@@ -53,11 +58,13 @@ def tiles_until(at, stride, columns, last, TILE: tl.constexpr):
 
 
 @jit
-def load_before(places, stride, i: tl.constexpr, TILE: tl.constexpr):
+def load_before(places, stride, i: tl.constexpr, TILE: tl.constexpr, held=None):
     """``load_tile`` of the ``i``-th tile before that of ``tiles_until``."""
     address, absent = places
     here = address - axis_offset(tl.full((), i * TILE, tl.int32), stride)
-    return tl.load(here, mask=i >= absent, other=-float("inf"), cache_modifier=".cg").to(tl.float32)
+    if held is None:
+        return tl.load(here, mask=i >= absent, other=-float("inf"), cache_modifier=".cg")
+    return tl.load(here, mask=absent <= 0, other=held, cache_modifier=".cg")
 
 
 @jit
@@ -70,11 +77,13 @@ def ones_of(bits):
 
 @jit
 def ones_of_all(words):
-    """``ones_of`` all words of a tuple."""
+    """(``ones_of`` all words of a tuple, calls of ``without_lowest`` until all are 0)."""
     count = ones_of(words[0])
+    none = tl.zeros(count.shape, tl.int32)
     for i in tl.static_range(1, len(words)):
         count += ones_of(words[i])
-    return count
+        none += (words[i - 1] == 0).to(tl.int32)
+    return count, count + none
 
 
 @jit
@@ -87,14 +96,17 @@ def with_bits(words, bits, first):
 
 
 @jit
-def without_lowest(words):
-    """(words without a bit that is 1, its number as in ``with_bits``, whether there was one)."""
-    left, is_found = (), words[0] != words[0]
-    number = tl.zeros(words[0].shape, tl.int32)
+def without_lowest(words, first):
+    """(words without the lowest bit that is 1 of words[0], the next ``first``, the bit's number, whether there is one).
+
+    first: the number that the lowest bit of words[0] has. If this word is 0 then, the others move up by one. So a call
+    may find a word without bits: a choice of the first word that has some would take more instructions.
+    """
+    bit = words[0] & -words[0]
+    number = first + (bit.to(tl.uint32, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
+    word, left = words[0] ^ bit, ()
+    is_none = word == 0
     for i in tl.static_range(len(words)):
-        bit = tl.where(is_found, 0, words[i] & -words[i])
-        at = (bit.to(tl.uint32, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
-        number = tl.where(bit != 0, at + 32 * i, number)
-        is_found = is_found | (bit != 0)
-        left += (words[i] ^ bit,)
-    return left, number, is_found
+        following = words[i + 1] if i + 1 < len(words) else 0
+        left += (tl.where(is_none, following, word if i == 0 else words[i]),)
+    return left, tl.where(is_none, first + 32, first), number, bit != 0
