@@ -110,7 +110,7 @@ def reductions(
                 rank=rank,
                 numerics=lambda desc: plan_of(desc).numerics(name),
                 priority=priority,
-                version=3,  # a few lines side by side are divided among threads otherwise than in version 2
+                version=4,  # lines side by side in slices with a step are read together
                 layout=layout,
                 **({} if workspace is None else {"workspace": workspace}),
             )(build)

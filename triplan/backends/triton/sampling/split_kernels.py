@@ -89,10 +89,8 @@ def larger(a, b):
 
 
 @jit
-def add_chunk(
-    at, stride, columns, tiles, edges, base, rate, CHUNK: tl.constexpr, TILE: tl.constexpr, IS_WHOLE: tl.constexpr
-):
-    """(sums of ``add_masses`` of all tiles, largest logits); ``tiles``: the first ones. IS_WHOLE: of ``exact_sums``.
+def add_chunk(at, stride, columns, tiles, edges, base, rate, CHUNK: tl.constexpr, TILE: tl.constexpr):
+    """(sums of ``add_masses`` of all tiles, largest logits); ``tiles``: the first ones.
 
     Of a tile that has been added up, the registers take one of the next iteration, which so has time to arrive.
     """
@@ -104,7 +102,7 @@ def add_chunk(
             x = tiles[i].to(tl.float32)
             top = larger(top, x)
             sums = add_masses(sums, x, edges, base, rate)
-            following += (load_tile(places, stride, i, TILE, tiles[i] if IS_WHOLE else None),)
+            following += (load_tile(places, stride, i, TILE),)
         tiles = following
     return sums, top
 
@@ -153,7 +151,7 @@ def chunks_kernel(
             rate = rate_f32(each[0], row, strides[0])
             columns = columns_of(chunk * CHUNK, n, CHUNK, 1, TILE)
             tiles = load_tiles(at, stride, columns, min(CHUNK // TILE, 4), TILE)
-            sums, _ = add_chunk(at, stride, columns, tiles, edges_of(levels), base, rate, CHUNK, TILE, False)
+            sums, _ = add_chunk(at, stride, columns, tiles, edges_of(levels), base, rate, CHUNK, TILE)
             store_masses(masses + row * OF_ROW * chunks, sums, chunk, chunks)
 
 
@@ -201,11 +199,7 @@ def estimates_kernel(
     levels += row * OF_ROW
     base = tl.load(levels + LEVELS)
     edges = edges_of(levels)
-    if (begin + SPAN) * CHUNK <= n:
-        found = add_chunk(at, stride, columns, tiles, edges, base, rate, CHUNK, TILE, True)
-    else:
-        found = add_chunk(at, stride, columns, tiles, edges, base, rate, CHUNK, TILE, False)
-    sums, top = found
+    sums, top = add_chunk(at, stride, columns, tiles, edges, base, rate, CHUNK, TILE)
     most = tl.reduce(top, 0, larger)
     tl.store(tops + tl.program_id(0), tl.where(most != most, NAN_KEY, key_of(most)))
     store_masses(masses + row * OF_ROW * spans, sums, tl.program_id(0) % spans, spans)

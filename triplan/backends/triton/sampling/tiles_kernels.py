@@ -28,17 +28,12 @@ def tiles_from(at, stride, columns, first, TILE: tl.constexpr):
 
 
 @jit
-def load_tile(places, stride, i: tl.constexpr, TILE: tl.constexpr, held=None):
+def load_tile(places, stride, i: tl.constexpr, TILE: tl.constexpr):
     """Logits of the ``i``-th tile of ``tiles_from``; -inf where there is none. Past the L1 cache: programs call it
-    before they wait.
-
-    held: the result if there is no tile ``first``; if there is, all are. Their registers take the logits.
-    """
+    before they wait."""
     address, tiles = places
     here = address + axis_offset(tl.full((), i * TILE, tl.int32), stride)
-    if held is None:
-        return tl.load(here, mask=i < tiles, other=-float("inf"), cache_modifier=".cg")
-    return tl.load(here, mask=tiles > 0, other=held, cache_modifier=".cg")
+    return tl.load(here, mask=i < tiles, other=-float("inf"), cache_modifier=".cg")
 
 
 @jit
@@ -59,7 +54,10 @@ def tiles_until(at, stride, columns, last, TILE: tl.constexpr):
 
 @jit
 def load_before(places, stride, i: tl.constexpr, TILE: tl.constexpr, held=None):
-    """``load_tile`` of the ``i``-th tile before that of ``tiles_until``."""
+    """``load_tile`` of the ``i``-th tile before that of ``tiles_until``.
+
+    held: the result if there is no tile ``last``; if there is, all are. Their registers take the logits.
+    """
     address, absent = places
     here = address - axis_offset(tl.full((), i * TILE, tl.int32), stride)
     if held is None:
