@@ -79,9 +79,7 @@ class Compilers:
 
     def __init__(self) -> None:
         triton_key()  # each process would read all of Triton's files
-        # What ends the run is the parent's to report: these just end, also within a compilation.
-        ended = (signal.SIGTERM, signal.SIG_DFL)
-        self.pool = get_context("fork").Pool(max((os.cpu_count() or 1) - 1, 1), signal.signal, ended)
+        self.pool = get_context("fork").Pool(max((os.cpu_count() or 1) - 1, 1), _stand_apart)
         self.started: dict[Any, AsyncResult[str]] = {}
 
     def start(self, plans: Iterable[tp.Plan[Any, Any]]) -> list[AsyncResult[str]]:
@@ -94,6 +92,13 @@ class Compilers:
                     self.started[source] = self.pool.apply_async(_compile, request)
                 found.append(self.started[source])
         return found
+
+
+def _stand_apart() -> None:
+    """Signals of the run reach the parent alone, which reports what was timed. The pool ends its processes, also within
+    a compilation; one that ended by itself might hold a lock that the pool waits for."""
+    os.setpgrp()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _compile(desc: tp.Descriptor, kernel: str, target: tp.Target, i: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import weakref
 from collections.abc import Callable
@@ -325,3 +326,8 @@ def test_a_figure_that_is_none_is_not_written(tmp_path: Path) -> None:
     bad = report.Report("x", "t", "", [], [], {}, [{"case": "c", "contestant": "a", "us": float("nan")}])
     with pytest.raises(ValueError, match="not JSON compliant"):
         bad.write(tmp_path, ["x"])
+
+
+def test_processes_that_compile_get_no_signal_of_the_run() -> None:
+    with anywhere.Compilers().pool as pool:
+        assert pool.apply(os.getpgrp) != os.getpgrp()
