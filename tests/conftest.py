@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import dataclasses
 import gc
+import inspect
 import os
+import warnings
 from collections.abc import Generator, Iterator
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +21,8 @@ from cases.functional import DEVICES
 from hypothesis import HealthCheck, settings
 from replaying import forget
 from samples import SetConstant, family_of as family_of_op
+from triton.compiler import code_generator
+from triton.runtime.cache import FileCacheManager
 from triton.runtime.jit import JITCallable
 
 import triplan as tp
@@ -48,6 +53,22 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 # Triton parses the source of a function again wherever a kernel calls it.
 parsed = cache(ast.parse)
 JITCallable.parse = lambda self: parsed(self._src)
+# It changes Python's filters of warnings at each node of a source, and reads a builtin's signature at each call.
+silent, signature = {"catch_warnings": nullcontext, "simplefilter": lambda *_: None}, cache(inspect.signature)
+asked = {"signature": lambda f: signature(getattr(f, "__func__", f))}  # whether it takes _semantic, self or not
+code_generator.warnings = SimpleNamespace(**(vars(warnings) | silent))
+code_generator.inspect = SimpleNamespace(**(vars(inspect) | asked))
+
+
+def put(manager: FileCacheManager, data: Any, filename: str, binary: bool = True) -> str:
+    """Triton's cache makes a directory for each file, and prints modules that no test reads: here they are empty."""
+    path = Path(manager.cache_dir, filename)
+    part = path.with_name(f"{os.getpid()}.part")
+    part.write_bytes(data if isinstance(data, bytes) else data.encode() if isinstance(data, str) else b"")
+    return str(part.replace(path))
+
+
+FileCacheManager.put = put
 NEVER_INTERPRETED = Path(__file__).parent / "contracts" / "functional"
 workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 torch.set_num_threads(1 if interpreting() else max(1, torch.get_num_threads() // workers))
