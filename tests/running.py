@@ -75,16 +75,6 @@ torch.set_num_threads(1 if interpreting() else max(1, torch.get_num_threads() //
 os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())  # of the processes that tests start
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--matrix",
-        choices=("few", "cover", "all"),
-        default="cover",
-        help="binaries to build: one a kernel, those that cover the compile matrix, or all of them",
-    )
-    parser.addoption("--family", help="only tests of this family: those in its folder, and those of its ops elsewhere")
-
-
 def family_of(item: pytest.Item) -> str | None:
     """The family whose folder holds a test, or whose op is among its parameters."""
     parts = item.path.parts
