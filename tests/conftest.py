@@ -17,5 +17,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Imports torch, unless this process only deals tests out to others."""
-    if not getattr(config.option, "numprocesses", None):
+    if config.option.collectonly or not getattr(config.option, "numprocesses", None):
         config.pluginmanager.import_plugin("running")
