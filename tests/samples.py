@@ -112,9 +112,8 @@ SAMPLES: dict[str, tp.Descriptor] = {
     )
 }
 #: The op of ``SAMPLES`` that stands for each op of a table family: they share a descriptor, and every kernel.
-REPRESENTED = {
-    op: op if op in SAMPLES else next(s for s in SAMPLES if s in TYPES[op].ops()) for op in TYPES if "::" not in op
-}
+FIRST = {TYPES[op]: op for op in reversed(SAMPLES)}
+REPRESENTED = {op: op if op in SAMPLES else FIRST[TYPES[op]] for op in TYPES if "::" not in op}
 
 
 def family_of(op: str) -> str:

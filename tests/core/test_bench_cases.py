@@ -439,6 +439,14 @@ def test_gemm_smoke(tmp_path: Path) -> None:
     assert all(float(str(r["tflops"])) > 0 for r in found)
 
 
+@pytest.fixture
+def roughly_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots whose parts may overlap: placing takes longer than drawing. Other smoke runs place them."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr("matplotlib.figure.Figure.set_layout_engine", lambda *_, **__: None)
+
+
+@pytest.mark.usefixtures("roughly_placed")
 @pytest.mark.parametrize("sweep", [False, True])
 def test_rowwise_smoke(tmp_path: Path, sweep: bool) -> None:
     arguments = ["rowwise", *ON_CPU, *(["--sweep"] if sweep else [])]
@@ -458,6 +466,7 @@ def test_models_smoke(tmp_path: Path) -> None:
     assert {"torch", "triplan"} == {row["contestant"] for row in found}
 
 
+@pytest.mark.usefixtures("roughly_placed")
 @pytest.mark.parametrize(
     "bench",
     [
@@ -487,6 +496,7 @@ def test_some_cases_do_not_overwrite_the_full_run(tmp_path: Path) -> None:
     assert all("relu" in row["case"] for row in found)
 
 
+@pytest.mark.usefixtures("roughly_placed")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="stubs the launch that a GPU machine really makes")
 def test_host_smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host.run, "__defaults__", (2, 1))

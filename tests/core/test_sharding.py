@@ -195,7 +195,7 @@ def work(rank: int, folder: str, kind: str, names: list[str]) -> None:
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
         torch.cuda.set_device(device)
-        torch.backends.cudnn.allow_tf32 = False  # as tests/conftest.py in the process that starts this one
+        torch.backends.cudnn.allow_tf32 = False  # as tests/running.py in the process that starts this one
     else:
         torch.set_num_threads(1)
     store = f"file://{folder}/store"

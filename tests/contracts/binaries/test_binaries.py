@@ -27,7 +27,7 @@ TOUCHES = re.compile(r"\b(ACQBULK|LDG|LDGSTS|STG|RED|ATOM|ATOMG|UTMALDG|UTMASTG)
 #: Kernels of later launches that read logits before they wait: no launch of the plan writes them, and the first waits
 #: before it allows the next. (In Gluon's kernels the parts of a block wait on their own, in no order of the text.)
 READ_EARLY = {"estimates_kernel", "masses_kernel", "finish_kernel"}
-#: Kernels of which this process has disassembled a binary: that takes as long as compiling it, so one stands for all.
+#: Kernels of which this process has disassembled a binary, which stands for all.
 disassembled: set[str] = set()
 
 
@@ -100,8 +100,8 @@ def test_binaries(op: str, entry: str, arch: str, pytestconfig: pytest.Config, m
         name = binary.source.name
         if binary.source.overlaps and not binary.source.kernel.is_gluon() and name not in READ_EARLY | disassembled:
             disassembled.add(name)
-            touches = TOUCHES.findall(sass(found.cubin))
-            assert touches[0] == "ACQBULK", f"{what} touches memory before it waits for the launch ahead: {touches[0]}"
+            touch = next(of for line in sass(found.cubin) for of in TOUCHES.findall(line))
+            assert touch == "ACQBULK", f"{what} touches memory before it waits for the launch ahead: {touch}"
         types = launcher.static_types(compile_source(binary.source, TARGETS[arch].arch))
         if types is not None:
             header = found.ptx[found.ptx.index(".entry") :]

@@ -59,7 +59,7 @@ def test_the_machine_code_of_both_products_in_one_launch() -> None:
     plan = required(backward(2048, 2048, 2048, "bf16", (1, 1, 1)), "wgmma", H200)
     (found,) = plan.compile()  # the sums of columns among it
     assert plan.workspace_size() == 0
-    code = sass(found.cubin)
+    code = "".join(sass(found.cubin))
     assert "HGMMA.64x256x16" in code
     assert not re.search(r"\b(STL|LDL)\b", code)
     assert "SHFL.BFLY" in code  # by which the sums of columns meet

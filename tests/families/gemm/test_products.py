@@ -171,7 +171,7 @@ def test_the_machine_code_has_tensor_core_instructions(target: tp.Target, entry:
     desc = tp.GemmDescriptor(m=4096, n=4096, k=4096, element="bf16", epilogue="bias", layouts={"b": COLUMN})
     plan = required(desc, entry, target)
     (found,), (launch,) = plan.compile(), plan.launches
-    code = sass(found.cubin)
+    code = "".join(sass(found.cubin))
     assert instruction.format(**launch.constexprs) in code
     assert not re.search(r"\b(STL|LDL)\b", code)
 

@@ -11,6 +11,7 @@ import re
 import subprocess
 import tempfile
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ SYSTEM_SHARED = 1024
 #: 32-bit registers that the threads of a block can have together (compute capability 8.0 and 9.0).
 BLOCK_REGISTERS = 1 << 16
 
+_CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 _lock = threading.RLock()  # a signal's handler may plan and run while its thread compiles
 _compiled: dict[tuple[Source, ArchSku], Any] = {}
 
@@ -141,14 +143,20 @@ def _spill_bytes(ptx: str, arch: ArchSku) -> int:
     return int(spills[1]) + int(spills[2])
 
 
-def sass(cubin: bytes) -> str:
-    """The disassembly of a cubin."""
-    return _cuobjdump("-sass", cubin)
-
-
-def _cuobjdump(option: str, cubin: bytes) -> str:
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+def sass(cubin: bytes) -> Iterator[str]:
+    """The lines of a cubin's disassembly, as they come: whoever stops reading early saves the time of the rest."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        return subprocess.run([tool, option, file.name], capture_output=True, text=True, check=True).stdout
+        with subprocess.Popen([_CUOBJDUMP, "-sass", file.name], stdout=subprocess.PIPE, text=True) as process:
+            try:
+                yield from process.stdout or ()
+            finally:
+                process.kill()
+
+
+def _cuobjdump(option: str, cubin: bytes) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run([_CUOBJDUMP, option, file.name], capture_output=True, text=True, check=True).stdout

@@ -271,8 +271,10 @@ def _hasten_calls() -> None:
     """Skip what Triton's semantics do for an operation whose result is known from its operands' types alone.
 
     Two operands of one type are not converted. A number beside a tensor whose type holds it becomes a constant of that
-    type at once. Constants and sizes of elements are computed once and kept in tables.
+    type at once. Constants and sizes of elements are computed once and kept in tables. Operators of a tensor and such
+    an operand call numpy at once.
     """
+    import numpy as np
     import triton.language as tl
     import triton.runtime.interpreter as interpreter
 
@@ -355,6 +357,26 @@ def _hasten_calls() -> None:
     tl.core._unwrap_if_constexpr = lambda o: o if type(o) in plain else unwrap(o)
 
     shared, wrapper = semantic(interpreter.interpreter_builder), tl.core.builtin(lambda: None).__code__
+    arithmetic = {"__add__": np.add, "__sub__": np.subtract, "__mul__": np.multiply}
+    comparisons = {"__lt__": np.less, "__le__": np.less_equal, "__gt__": np.greater, "__ge__": np.greater_equal}
+    bitwise = {"__and__": np.bitwise_and, "__or__": np.bitwise_or, "__xor__": np.bitwise_xor}
+
+    def operator(name: str, otherwise: Any) -> Any:
+        """The operator of a tensor and one of its type, or a number that its type holds; ``otherwise`` of all else."""
+        compute = (arithmetic | comparisons | bitwise)[name]
+        kinds = {*ranges, tl.int1.name} if name in bitwise else {*ranges, *floats}
+
+        def call(x: Any, y: Any) -> Any:
+            of = x.dtype.name
+            if of in kinds:
+                other = constant(shared, y, x) if name not in bitwise and holds(of, y) else y
+                if type(other) is tl.tensor and other.dtype.name == of:
+                    a, b = shared.broadcast_impl_value(x, other)
+                    handle = interpreter.TensorHandle(compute(a.handle.data, b.handle.data), a.dtype)
+                    return shared.tensor(handle, shared._bool_like(a) if name in comparisons else a.type)
+            return otherwise(x, y)
+
+        return call
 
     def patch_attr(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
         # What @builtin adds is a check that _semantic is there.
@@ -364,6 +386,7 @@ def _hasten_calls() -> None:
             named["_semantic"] = shared
             return function(*args, **named)
 
-        scope.set_attr(obj, name, call)
+        known = obj is tl.tensor and name in arithmetic | comparisons | bitwise
+        scope.set_attr(obj, name, operator(name, call) if known else call)
 
     interpreter._patch_attr = patch_attr
