@@ -50,11 +50,11 @@ $(STAMP): pyproject.toml tools/setup.sh
 demo: $(STAMP)
 	@$(PY) -m triplan.cli demo
 
-# Linting and fetching keep one core busy, so they run beside the tests. So does compiling with the newest Triton, and
-# after linting the interpreter: while one step starts, ends or waits, the others leave neither of two cores idle.
+# Linting and fetching keep one core busy, so they run beside the tests. So does compiling with the newest Triton, which
+# ends before the tests do: a third process that shares two cores with their two leaves neither core idle.
 test: $(STAMP)
-	@$(MAKE) --no-print-directory -j 3 lint unit compile-newest interpret
-	@$(MAKE) --no-print-directory gpu
+	@$(MAKE) --no-print-directory -j 3 lint unit compile-newest
+	@$(MAKE) --no-print-directory -j 1 gpu interpret
 	@echo "make test: all passed"
 
 # A machine without a network may lack ruff or mypy; set-up lists what is missing in $(VENV)/offline.
