@@ -40,6 +40,17 @@ def test_parts_of_rows_that_begin_anywhere(where: str, op: str, n: int) -> None:
     assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
 
 
+@pytest.mark.parametrize("n", [9, 31])
+@pytest.mark.parametrize("element", ["f16", "bf16", "f32", "f64"])
+@pytest.mark.parametrize("op", ["softmax", "log_softmax", "softmax_backward", "log_softmax_backward"])
+@pytest.mark.parametrize("where", WHERE)
+def test_short_odd_rows_are_exchanged(where: str, op: str, element: str, n: int) -> None:
+    """A program of 128 rows, and one of the last three. (The interpreter has no ``tl.where`` of bf16 and a number.)"""
+    plan = tp.plan(build(op, (131, n), element=element), target=target(where), kernel="rows")
+    assert "packed" in plan.launches[0].kernel.__name__
+    assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
+
+
 @pytest.mark.parametrize("op", ["softmax", "log_softmax", "softmax_backward", "log_softmax_backward"])
 @pytest.mark.parametrize("where", WHERE)
 def test_partial_results_of_many_blocks_are_merged_once(monkeypatch: pytest.MonkeyPatch, where: str, op: str) -> None:
