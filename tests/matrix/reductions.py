@@ -32,6 +32,7 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
             continue
         yield make.replace(input_shape=(2**16, 40), layouts={"x": "strided"})
         yield make.replace(input_shape=(64, 300, 1001), reduce_axes=(0, 2))
+        yield make.replace(input_shape=(64, 300, 1001), reduce_axes=(1,), layouts={"x": "strided"})  # a slice
     if op == "sum":
         yield tp.ReduceDescriptor(op=op, element="bf16", input_shape=(3, 2**31), reduce_axes=(1,))
         yield tp.ReduceDescriptor(op=op, element="bf16", input_shape=(2**31, 3), reduce_axes=(1,))
@@ -51,6 +52,8 @@ def expressions(op: str) -> Iterator[tp.Descriptor]:
             continue
         yield described(op, ROWS, tp.ElementKind(element)).replace(layouts={"a": "strided", "b": "strided"})
         yield described(op, (64, 300, 1001), tp.ElementKind(element), axes=(0, 2))
+        slices = {"a": "strided", "b": "strided"}
+        yield described(op, (64, 300, 1001), tp.ElementKind(element)).replace(layouts=slices)
         x, row, column = (element, ROWS), ("f32", (ROWS[1],)), ("f32", (ROWS[0], 1))
         root = tp.expr.square(tp.expr.gelu(A * B) - C)
         for axes in ((1,), (0,), (0, 1)):

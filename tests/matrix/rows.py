@@ -16,19 +16,21 @@ CROSSED = tp.Layout.strided(unit_axis=0)
 #: Long rows of which each element is loaded by itself.
 ODD = ((512, 30001), (512, 50257))
 #: Rows that begin between two vectors, of few and of many threads.
-BETWEEN = ((4096, 33), (4096, 511), (4096, 4099), (512, 8193))
+BETWEEN = ((4096, 31), (4096, 33), (4096, 511), (4096, 4099), (512, 8193))
+#: Adjacent rows whose partial results are merged in a launch of their own.
+MERGED = (64, 100_000)
 
 
 def problems(op: str) -> Iterator[tp.Descriptor]:
     yield from (build(op, size, -1, element) for size in (*SIZES, *ODD) for element in ("bf16", "f32"))
     yield from (build(op, size, -1, "f64") for size in SIZES[2:5])
     yield from (build(op, size, -1, "bf16") for size in BETWEEN)
-    yield from (build(op, (4096, n), -1, "f64") for n in (257, 511))
+    yield from (build(op, (4096, n), -1, "f64") for n in (31, 257, 511))
     yield build(op, (8, 1030), -1, "bf16")  # one program
     yield from (build(op, (8, n, 4096), 1, element) for n, element in ((8, "bf16"), (16, "f32"), (16, "f64")))
     yield strided(build(op, (64, 1024), -1, "bf16"))
     yield build(op, (64, 100, 304), 1, "bf16")
-    for size in ((2**14, 200), (2**14, 1000)):
+    for size in ((2**14, 200), (2**14, 1000), MERGED):
         for element in ("bf16", "f32", "f64"):
             desc = build(op, size, -1, element)
             whole = [o.name for o in desc.operands() if o.shape == size]

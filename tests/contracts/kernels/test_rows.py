@@ -12,8 +12,10 @@ import triton.language as tl
 from cases import WHERE, pinned
 from cases.rows import KERNELS, OPS, build, check, problems, strided
 from proofs import target
+from samples import SetConstant
 
 import triplan as tp
+from triplan.backends.triton.common import rows_entries
 from triplan.backends.triton.common.rows_kernels import row_pointers
 from triplan.sku import interpreting
 from triplan.testing import check_refusals
@@ -66,6 +68,28 @@ def test_blocks_of_adjacent_rows(where: str, op: str, adjacent: str) -> None:
     beside = tp.Layout.strided(unit_axis=len(desc.input_shape) - 2)  # type: ignore[attr-defined]
     plan = tp.plan(desc.replace(layouts=dict.fromkeys(named, beside)), target=target(where), kernel="split")
     assert any(launch.constexprs.get("ROWS", 1) >= 16 for launch in plan.launches)
+    assert check(plan)
+
+
+@NO_WARNINGS
+@pytest.mark.parametrize(("adjacent", "element"), [("all", "f16"), ("last", "f32")])
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("where", WHERE)
+def test_partial_results_of_many_blocks_are_merged_once(
+    where: str, op: str, adjacent: str, element: str, constant: SetConstant
+) -> None:
+    """In a launch between the two: of blocks of several rows, and of blocks of one row that are written as others."""
+    constant(rows_entries, "MOST_MERGED", 32)  # of 4096, rows would have tens of thousands of elements
+    shape = (70, 1003) if adjacent == "all" else (70, 9001)
+    desc = build(op, shape, element=element)
+    whole = [o.name for o in desc.operands() if o.shape == shape]
+    lies = tp.Layout.of(shape, (1, 70), 512, 2)
+    plan = tp.plan(
+        desc.replace(layouts=dict.fromkeys(whole if adjacent == "all" else whole[-1:], lies)),
+        target=target(where),
+        kernel="split",
+    )
+    assert "merge" in plan.launches[1].kernel.__name__
     assert check(plan)
 
 

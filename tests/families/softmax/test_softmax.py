@@ -13,7 +13,6 @@ from proofs import target
 import triplan as tp
 from triplan.backends.runtime.launch import Int
 from triplan.backends.triton.common import rows_entries
-from triplan.backends.triton.softmax import split
 from triplan.descriptors import Layout
 from triplan.testing import check_plan
 
@@ -40,17 +39,14 @@ def test_parts_of_rows_that_begin_anywhere(where: str, op: str, n: int) -> None:
     assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
 
 
+@pytest.mark.parametrize("n", [9, 31])
+@pytest.mark.parametrize("element", ["f16", "bf16", "f32", "f64"])
 @pytest.mark.parametrize("op", ["softmax", "log_softmax", "softmax_backward", "log_softmax_backward"])
 @pytest.mark.parametrize("where", WHERE)
-def test_partial_results_of_many_blocks_are_merged_once(monkeypatch: pytest.MonkeyPatch, where: str, op: str) -> None:
-    for module in (rows_entries, split):
-        monkeypatch.setattr(module, "MOST_MERGED", 64)  # of 4096, rows would have tens of thousands of elements
-    shape = (70, 1003)
-    lies = Layout.of(shape, (1, 70), 512, 2)
-    desc = build(op, shape, element="f16")
-    desc = desc.replace(layouts={o.name: lies for o in desc.operands()})
-    plan = tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel="split"))
-    assert len(plan.launches) == 3
+def test_short_odd_rows_are_exchanged(where: str, op: str, element: str, n: int) -> None:
+    """A program of 128 rows, and one of the last three. (The interpreter has no ``tl.where`` of bf16 and a number.)"""
+    plan = tp.plan(build(op, (131, n), element=element), target=target(where), kernel="rows")
+    assert "packed" in plan.launches[0].kernel.__name__
     assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
 
 

@@ -168,8 +168,8 @@ def no_masses(shape: tl.constexpr):
 def add_masses(sums, x, edges, base, rate):
     """``sums`` and estimates of the masses of ``x`` above each level, and of all, element by element.
 
-    base: a logit, whose mass is 1; rate: of ``rate_f32``. Masses too large for f32 are infinite. They are above all
-    levels, which are at most ``base``, so that estimates say this much.
+    base: a logit, whose mass is 1; rate: of ``rate_f32``. A mass too large for f32 is infinite. Its logit is above
+    ``base``, and so above all levels, so that all estimates are then infinite.
     """
     weight = tl.exp2((x - base) * rate)
     found = ()

@@ -134,8 +134,8 @@ def near_mass(below, rate):
     power = tl.fma(below, rate, exponent)
     rest = tl.fma(below, rate, exponent - power)
     bits = exp2_near(rest).to(tl.int64, bitcast=True)
-    # The high half alone: ptxas would add the low one too, for its carry. And LLVM clears a bit before it sets it to a
-    # constant, so this 1 is none.
+    # Only the high half is added to: of a sum of 64 bits, ptxas would add the low half too, for its carry. And the 1
+    # is computed: to set a bit to a constant, LLVM clears it first.
     shift = power.to(tl.int64, bitcast=True).to(tl.int32) << 20
     high = tl.add((bits >> 32).to(tl.int32), shift, sanitize_overflow=False)
     one = (rate >= 0.0).to(tl.int64)

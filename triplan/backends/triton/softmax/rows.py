@@ -52,7 +52,7 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         self.version = 6 if self.exchanged() else 4 if divided else 5 if short else 2
 
     def exchanged(self) -> bool:
-        """Whether programs read and write consecutive elements of packed rows, each of which may begin at any."""
+        """Whether programs read and write consecutive elements of packed rows, which begin between two vectors."""
         r = self.rows
         packed = r.unit and all(o.layout.packed for o in r.operands)
         return packed and r.n % 2 == 1 and DIVIDED_FROM <= ceil_power(r.n) <= EXCHANGED
@@ -70,7 +70,8 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         if found := self.few_rows(block):
             return found
         if r.unit and (block < DIVIDED_FROM or self.exchanged()):
-            return Tile(32 * SEVERAL_WARPS, block, SEVERAL_WARPS)  # a row a thread: masked loads wait for each other
+            # As many rows as threads: with more, a thread's masked loads would wait for each other.
+            return Tile(32 * SEVERAL_WARPS, block, SEVERAL_WARPS)
         vector, size = 16 // self.element.itemsize, self.element.compute.itemsize
         if r.across and vector * block * size <= MOST_BESIDE:
             warps = min(max(SHORT_BYTES // (32 * 16 * block), 1), SEVERAL_WARPS)

@@ -119,8 +119,8 @@ def softmax_backward_rows_kernel(
 
 
 @jit
-def _load_packed(x, first, rows, n, other, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Rows ``first`` ... of ``rows`` packed rows, as [BLOCK, ROWS]; ``other`` where there is no element.
+def _load_packed(x, first, rows, n, other, COMPUTE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows ``first`` ... of ``rows`` packed rows, as [BLOCK, ROWS] of COMPUTE; ``other`` where there is no element.
 
     Consecutive threads read consecutive elements, wherever rows begin, and exchange them: each then has a row.
     """
@@ -132,7 +132,7 @@ def _load_packed(x, first, rows, n, other, ROWS: tl.constexpr, BLOCK: tl.constex
         v = tl.load(at, mask=place < (rows - first) * n)
     own = tl.arange(0, ROWS)[None, :] * n + tl.minimum(col, n - 1)
     v = tl.reshape(tl.gather(v, tl.reshape(own, (ROWS * BLOCK,)), 0), (BLOCK, ROWS))
-    return tl.where(col < n, v, other)
+    return tl.where(col < n, v.to(COMPUTE), other)
 
 
 @jit
@@ -165,7 +165,7 @@ def softmax_packed_kernel(
     n <= BLOCK.
     """
     first = tl.program_id(0).to(lanes.dtype) * ROWS
-    v = _load_packed(x, first, lanes, n, -float("inf"), ROWS, BLOCK).to(COMPUTE)
+    v = _load_packed(x, first, lanes, n, -float("inf"), COMPUTE, ROWS, BLOCK)
     top = tl.max(v, 0, keep_dims=True)
     total = tl.sum(exponential(v - top), 0, keep_dims=True)
     y = softmax_of(v, top, total, LOG).to(out.dtype.element_ty)
@@ -186,8 +186,8 @@ def softmax_backward_packed_kernel(
 ):
     """``softmax_backward_rows_kernel`` of packed short rows, as ``softmax_packed_kernel`` has them."""
     first = tl.program_id(0).to(lanes.dtype) * ROWS
-    dy = _load_packed(dout, first, lanes, n, 0.0, ROWS, BLOCK).to(COMPUTE)
-    y = _load_packed(out, first, lanes, n, 0.0, ROWS, BLOCK).to(COMPUTE)
+    dy = _load_packed(dout, first, lanes, n, 0.0, COMPUTE, ROWS, BLOCK)
+    y = _load_packed(out, first, lanes, n, 0.0, COMPUTE, ROWS, BLOCK)
     total = tl.sum(gradient_term(dy, y, LOG), 0, keep_dims=True)
     g = gradient_of(dy, y, total, LOG).to(dx.dtype.element_ty)
     _store_packed(dx, g, first, lanes, n, ROWS, BLOCK)
