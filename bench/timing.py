@@ -296,16 +296,15 @@ def host_times(
 
     With ``together``, so many neighbours are compared at a time, in rounds of ``HOST_ROUND`` loops over all groups:
     other work on the machine comes and goes in seconds, and neighbours then meet the same of it. After the first, no
-    further round begins once ``time.perf_counter()`` has reached ``until``.
+    further round begins once ``time.perf_counter()`` has reached ``until``; without ``together`` there is one round.
 
     Each loop begins with an idle device, so with an empty launch queue. The first of two neighbours finds caches cold
     and autograd's thread asleep, which takes 0.2 ms (H200): every other time the second of them comes first.
     """
     samples: list[list[float]] = [[] for _ in calls]
     entries = list(zip(calls, samples, strict=True))
-    size, each = (together, min(HOST_ROUND, loops)) if together else (max(1, len(entries)), loops)
+    size, each = (together, HOST_ROUND) if together else (max(1, len(entries)), loops)
     groups = [entries[i : i + size] for i in range(0, len(entries), size)]
-    drain = torch.cuda.is_available()
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -314,23 +313,29 @@ def host_times(
             if done and time.perf_counter() > until:
                 break
             for group in groups:
-                exchanged = [entry for i in range(0, len(group), 2) for entry in group[i : i + 2][::-1]]
-                for loop in range(-1, each):  # the first warms up
-                    for own, kept in exchanged if loop % 2 else group:
-                        if drain:
-                            torch.cuda.synchronize()
-                        start = time.perf_counter_ns()
-                        for call in own:
-                            call()
-                        elapsed = time.perf_counter_ns() - start
-                        if loop >= 0:
-                            kept.append(elapsed / 1e3 / len(own))
+                _time_in_turns(group, min(each, loops - done))
     finally:
         if collecting:
             gc.enable()
-    if drain:
+    if torch.cuda.is_available():
         torch.cuda.synchronize()
     return [HostTime(median(s), min(s)) for s in samples]
+
+
+def _time_in_turns(group: Sequence[tuple[Sequence[Callable[[], object]], list[float]]], loops: int) -> None:
+    """Append the microseconds per call of ``loops`` loops over the calls of each entry, after one that warms up."""
+    exchanged = [entry for i in range(0, len(group), 2) for entry in group[i : i + 2][::-1]]
+    drain = torch.cuda.is_available()
+    for loop in range(-1, loops):  # the first warms up
+        for own, kept in exchanged if loop % 2 else group:
+            if drain:
+                torch.cuda.synchronize()
+            start = time.perf_counter_ns()
+            for call in own:
+                call()
+            elapsed = time.perf_counter_ns() - start
+            if loop >= 0:
+                kept.append(elapsed / 1e3 / len(own))
 
 
 # --- caches and ceilings ---
