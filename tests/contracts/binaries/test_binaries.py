@@ -17,6 +17,7 @@ from samples import family_of
 
 from triplan.backends.runtime import launcher
 from triplan.backends.runtime.compile import compile_source, record, sass
+from triplan.errors import KernelInternal
 from triplan.sku import interpreting
 
 pytestmark = pytest.mark.skipif(interpreting(), reason="kernels are interpreted here")
@@ -127,3 +128,8 @@ def test_what_sums_in_no_fixed_order_has_float_atomics(
     assert adds(own) or not own, "nothing that depends on order"
     for element in {of for binary in own for *user, of in binary.unordered if user == [op, entry]}:
         assert adds(b for b in summing if any(of == element for *_, of in b.unordered)), element
+
+
+def test_what_cannot_be_disassembled_is_an_error() -> None:
+    with pytest.raises(KernelInternal, match="cuobjdump"):
+        list(sass(b"no binary"))

@@ -144,13 +144,18 @@ def _spill_bytes(ptx: str, arch: ArchSku) -> int:
 
 
 def sass(cubin: bytes) -> Iterator[str]:
-    """The lines of a cubin's disassembly, as they come: whoever stops reading early saves the time of the rest."""
+    """The lines of a cubin's disassembly, as they come: whoever stops reading early saves the time of the rest.
+
+    Raises ``KernelInternal`` at the end if ``cuobjdump`` fails.
+    """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         with subprocess.Popen([_CUOBJDUMP, "-sass", file.name], stdout=subprocess.PIPE, text=True) as process:
             try:
                 yield from process.stdout or ()
+                if process.wait() != 0:
+                    raise KernelInternal(f"cuobjdump -sass failed with exit code {process.returncode}")
             finally:
                 process.kill()
 
