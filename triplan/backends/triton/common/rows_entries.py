@@ -46,8 +46,9 @@ class Entry(ABC):
     name: ClassVar[str]
     #: Where batch invariance is required, the entry of the smallest priority is taken (see the kernel table).
     priority: ClassVar[int] = 0
-    #: Part of the numerics id: raised when bits change.
+    #: Part of the numerics id: raised when bits change. And that of the kernel, which is part of its SKU.
     version: int = 1
+    sku_version: ClassVar[int] = 1
     #: Whether each element is computed alone: then neither tile nor layout decides bits.
     elementwise: ClassVar[bool] = False
     index_elements: ClassVar[tuple[str, ...]] = ()
@@ -228,6 +229,7 @@ class Entry(ABC):
                 workspace=lambda desc, target: of(desc).nbytes(*of(desc).arrays().values()),
                 numerics=lambda desc: of(desc).numerics(),
                 priority=cls.priority,
+                version=cls.sku_version,
                 layout=layout,
             )(lambda desc, target: of(desc).launches(target))
 
@@ -389,8 +391,7 @@ class TurnedSplit(SplitRows):
         first = r.turned_tile(read, 1, self.held()) or alone[0]
         merged = ceil_power(r.blocks(first))
         found = [r.turned_tile(r.operands, times, self.held()) or alone[1] for times in WRITTEN]
-        fits = next((tile for tile in found if tile.rows * merged <= MOST_MERGED), found[0])
-        return first, fits
+        return first, next((tile for tile in found if tile.rows * merged <= MOST_MERGED), found[0])
 
     def find_tile(self) -> Tile:
         return self.tiles[0]

@@ -27,6 +27,7 @@ ODD_US, SHORT_ROW = 1.5, 256
 
 class NormSplit(TurnedSplit, NormEntry, ops=OPS):
     versions, overlaps = (3, 5), True
+    sku_version = 2  # of many blocks, several rows are taken together, and merged apart
     pairs = (
         (kernels.norm_partial_kernel, kernels.norm_finish_kernel),
         (norm_parameters_kernel, kernels.norm_backward_finish_kernel),

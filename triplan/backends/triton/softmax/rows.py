@@ -38,6 +38,7 @@ CROSSED_EACH, LATENT, CROSSED_PER_US, CROSSED_TILE = 2200.0, 1500, (3000.0, 2600
 
 
 class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
+    sku_version = 2  # short odd rows are exchanged, and shorter ones have other tiles
     which = (kernels.softmax_rows_kernel, kernels.softmax_backward_rows_kernel)
     longest = (32768, 16384)  # registers hold one operand (forward), or two (backward)
     narrow_above = (16384, MOST_NARROW)
