@@ -186,7 +186,11 @@ def norm_merge_kernel(
     PART: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """``merged_parts`` of one row. squares, centres, rests: [rows, blocks]; the others [rows]; BLOCK >= blocks."""
+    """row_squares = sum(x^2) of one row; with CENTRED, of x - mean(x), and mean(x) = row_centres + row_rests.
+
+    squares, centres, rests: of its blocks, [rows, blocks] of COMPUTE (see ``merged_parts``); row_squares, row_centres,
+    row_rests: [rows]; BLOCK >= blocks.
+    """
     begin(OVERLAPS)
     row, part = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     total, centre, correction = merged_parts(
@@ -209,7 +213,10 @@ def norm_backward_merge_kernel(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """The sums of one row of ``totals`` and ``projections`` [rows, blocks]; BLOCK >= blocks."""
+    """row_projections = sum(projections) and, with CENTRED, row_totals = sum(totals) of one row.
+
+    projections, totals: [rows, blocks] of COMPUTE; row_projections, row_totals: [rows]; BLOCK >= blocks.
+    """
     begin(OVERLAPS)
     row, part = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     at, known = row * blocks + part, part < blocks

@@ -302,8 +302,9 @@ class Plan:
         along = None
         if self.across is not None:
             size = Int(self.across.size, self.wide, power_of_two_in(self.across.size))
-            strides = self._strides(self.across)
-            along = (size, None if self.across.reads == (1,) else strides[0], *strides[1:])
+            # (Of an expression's operands, ROW_STEPS says which have unit stride.)
+            of_first, *others = self._strides(self.across)
+            along = (size, None if self.across.reads == (1,) else of_first, *others)
         divisible = power_of_two_in(self.n) if self.unit else 1
         number = self.compute if self.compute is ElementKind.F64 else ElementKind.F32
         return {

@@ -27,8 +27,7 @@ OF_BRACKET = tl.constexpr(8)
 #: between these. In few drawn rows it is further; then its bucket has more logits.
 ERROR = tl.constexpr(0.1)
 #: Buckets of a row, into which the logits between two levels are sorted: half of them are about where the threshold
-#: probably is, a quarter on each side. Chosen by hand from 1024, 2048 and 4096, for 64 rows of
-#: 128,256 tokens on an H200.
+#: probably is, a quarter on each side. Chosen by hand from 1024, 2048 and 4096, for 64 rows of 128,256 tokens (H200).
 BUCKETS = tl.constexpr(2048)
 #: Cells of a histogram of the sample; the last has what is too small to have mass.
 CELLS = tl.constexpr(128)

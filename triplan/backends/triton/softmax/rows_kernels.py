@@ -160,9 +160,9 @@ def softmax_packed_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """``softmax_rows_kernel`` of packed short rows, [lanes, n]: a program has ROWS of them, a thread one.
+    """out = exp(x - max(x)) / sum(exp(x - max(x))) along each row; with LOG, its logarithm.
 
-    n <= BLOCK.
+    x, out: [lanes, n] of f16, bf16, f32 or f64, packed; n <= BLOCK. A program holds ROWS rows in COMPUTE, a thread one.
     """
     first = tl.program_id(0).to(lanes.dtype) * ROWS
     v = _load_packed(x, first, lanes, n, -float("inf"), COMPUTE, ROWS, BLOCK)
@@ -184,7 +184,10 @@ def softmax_backward_packed_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """``softmax_backward_rows_kernel`` of packed short rows, as ``softmax_packed_kernel`` has them."""
+    """dx = out * (dout - sum(dout * out)) along each row; with LOG, dx = dout - exp(out) * sum(dout).
+
+    dout, out, dx: as x in ``softmax_packed_kernel``.
+    """
     first = tl.program_id(0).to(lanes.dtype) * ROWS
     dy = _load_packed(dout, first, lanes, n, 0.0, COMPUTE, ROWS, BLOCK)
     y = _load_packed(out, first, lanes, n, 0.0, COMPUTE, ROWS, BLOCK)
