@@ -110,7 +110,7 @@ def reductions(
                 rank=rank,
                 numerics=lambda desc: plan_of(desc).numerics(name),
                 priority=priority,
-                version=4,  # lines side by side in slices with a step are read together
+                version=5,  # short odd rows of several points are reduced side by side
                 layout=layout,
                 **({} if workspace is None else {"workspace": workspace}),
             )(build)

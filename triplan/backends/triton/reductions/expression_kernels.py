@@ -11,10 +11,12 @@ from triplan.backends.triton.reductions.shared_kernels import (
     PLAIN,
     element_of,
     finished,
+    flat_lines,
     folded,
     merged,
     neighbours,
     offset_of,
+    side_by_side,
 )
 
 #: How an operand's offset changes along the rows or the columns of a tile: not at all, by 1, or by strides.
@@ -22,9 +24,27 @@ CONSTANT, UNIT, STRIDED = (tl.constexpr(i) for i in range(3))
 
 
 @jit
-def _at_lines(pointer, point, lane, kept, along, WHICH: tl.constexpr, STEP: tl.constexpr, ACROSS: tl.constexpr):
+def _at_lines(
+    pointer,
+    point,
+    lane,
+    kept,
+    along,
+    WHICH: tl.constexpr,
+    STEP: tl.constexpr,
+    ACROSS: tl.constexpr,
+    FLAT: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """Where the lines begin in an operand: pointers [ROWS, 1], or one pointer if they share it."""
-    if ACROSS:
+    if FLAT > 0:
+        at = offset_of(point, kept, WHICH)
+        if STEP == UNIT:
+            at = side_by_side(at, lane, ROWS, FLAT)
+        elif STEP == STRIDED:
+            at += lane * along[WHICH]
+        pointer += at[:, None]
+    elif ACROSS:
         pointer += offset_of(point, kept, WHICH)
         if STEP == UNIT:
             pointer += lane.to(tl.int64)[:, None]
@@ -92,6 +112,7 @@ def reduce_expression_kernel(
     RESULT: tl.constexpr,
     ACROSS: tl.constexpr,
     BESIDE: tl.constexpr,
+    FLAT: tl.constexpr,
     ROW_STEPS: tl.constexpr,
     COLUMN_STEPS: tl.constexpr,
     VECTORS: tl.constexpr,
@@ -105,11 +126,13 @@ def reduce_expression_kernel(
     inputs: any elements; input i is at offset kept[r] + reduced[k] by the strides i + 1 of the dimensions, and varies
     along r and k as ROW_STEPS[i] and COLUMN_STEPS[i] say: what does not is loaded as a vector or a number. out: [lanes]
     of RESULT; firsts: [lanes, chunks] of COMPUTE, or None. The tiles are those of ``reduce_kernel``.
-    Offsets of lines beyond the last, and BESIDE: see ``lines_of``.
+    Offsets of lines beyond the last, BESIDE and FLAT: see ``lines_of``.
     """
     begin(OVERLAPS)
     group = tl.program_id(0) // chunks
-    if ACROSS:
+    if FLAT > 0:
+        number, point, lane, inside = flat_lines(group, lanes, along[0], ROWS, POINT_TYPE, FLAT)
+    elif ACROSS:
         blocks = tl.cdiv(along[0], ROWS)
         point = (group // blocks).to(POINT_TYPE)
         lane = (group % blocks).to(POINT_TYPE) * ROWS + tl.arange(0, ROWS)
@@ -121,7 +144,8 @@ def reduce_expression_kernel(
         lane = point
     lines = ()
     for i in tl.static_range(len(inputs)):
-        lines = lines + (_at_lines(inputs[i], point, lane, kept, along, i + 1, ROW_STEPS[i], ACROSS),)
+        at = _at_lines(inputs[i], point, lane, kept, along, i + 1, ROW_STEPS[i], ACROSS, FLAT, ROWS)
+        lines = lines + (at,)
     part = tl.program_id(0) % chunks
     first = part.to(n.dtype) * chunk
     length = tl.minimum(n - first, chunk)

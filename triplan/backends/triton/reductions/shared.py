@@ -65,6 +65,9 @@ HELD = 64
 BESIDE = 4
 #: Smallest number of neighbouring lines that are reduced side by side. Untuned.
 FEWEST_ACROSS = 8
+#: Lines of several points are reduced side by side, if no vectors of 16 bytes can be loaded, where otherwise less than
+#: this share of the lanes would have one, in tiles of so many lanes. Untuned.
+FLAT_SHARE, FLAT_FROM = 0.8, 64
 #: Lines of a program at most, if each has its own address, in all operands: with 1024 registers spill.
 MOST_LINES = 512
 #: Elements of a line up to which one thread reads all of them, one by one, if lines are contiguous and begin anywhere:
@@ -109,6 +112,8 @@ class Plan:
         lanes, n: number of results, and elements of a line.
         unit: whether the elements of a line are contiguous, and threads share it.
         own: whether they are contiguous, and each thread reads lines of its own.
+        flat: where ``across`` is short, elements of a vector along it, and lines of several of its points are reduced
+            side by side; otherwise 0.
         tile: (lines, elements of each) that a program holds at a time.
         chunk, chunks: elements of a line that one program reduces at most, and programs that share a line.
     """
@@ -145,6 +150,7 @@ class Plan:
         self.kept = [d for d in kept if d is not self.across]
         self.own = contiguous and self._are_own()
         self.unit = contiguous and not self.own
+        self.flat = self._flat()
         self.tile = self._tile()
         self.chunk, self.chunks = self._chunks()
 
@@ -163,6 +169,15 @@ class Plan:
         short = self.tree is None and 1 < self.n <= OWN_LINES
         return short and self._aligned() < min(self.n * self.x.element.itemsize, 16)
 
+    def _flat(self) -> int:
+        if self.across is None or not self._is_unit(self.across) or not self.kept or self._aligned() >= 16:
+            return 0
+        size = self.across.size
+        width = min(ceil_power(size), FLAT_FROM)
+        idles = FLAT_SHARE * -(-size // width) * width > size
+        vector = max(self._aligned() // max(o.element.itemsize for o in self.reads), 1)
+        return vector if idles and size % vector == 0 else 0
+
     def _distance(self, o: Operand) -> int:
         """A divisor of the distance between contiguous lines of ``o``, in elements. Of all axes there is one line."""
         if not self.desc.kept_axes:
@@ -179,7 +194,7 @@ class Plan:
             most = min(ceil_power(n), max(self._held(FEW_HELD, wide or vector == 1) // vector, 1))
             block = min((most, max(most // 2, 1)), key=lambda b: -(-n // b) * (b + STEP))
             beside = 32 * WARPS * vector * max(FEWEST_HELD // (vector * block), 1)
-            _, rows = row_tile(beside, beside, self.across.size)
+            _, rows = row_tile(beside, beside, self._side())
             if n <= FEW or (not odd and n <= FEW_OF_MANY and self.lanes >= MANY * rows):
                 return Tile(rows, block, min(max(rows // (32 * vector), 1), WARPS))
         if self.own:
@@ -196,7 +211,7 @@ class Plan:
             block = min(ceil_power(n), size)
             return Tile(min(size // block, self._most_lines()), block, WARPS)
         most = (ODD_ACROSS_BYTES if odd else ACROSS_BYTES) // item
-        _, rows = row_tile(most, most, self.across.size)
+        _, rows = row_tile(most, most, self._side())
         lone = self.lanes <= LONE * rows and n <= LONE_LINE
         size, warps = (min(size, whole), LONE_WARPS) if lone else (size, WARPS)
         return Tile(rows, min(ceil_power(n), max(size // rows, 1)), warps)
@@ -223,6 +238,10 @@ class Plan:
         """Neighbouring elements that a thread may load at once."""
         return max(self._aligned() // self.x.element.itemsize, 1)
 
+    def _side(self) -> int:
+        """How many lines lie side by side."""
+        return self.lanes if self.flat or self.across is None else self.across.size
+
     def _chunks(self) -> tuple[int, int]:
         chunk = self.tile.block * max(CHUNK_TILES, -(-self.n // (self.tile.block * MOST_CHUNKS)))
         if self.across is not None:
@@ -238,9 +257,7 @@ class Plan:
 
     def groups(self) -> int:
         """Programs per chunk."""
-        if self.across is None:
-            return -(-self.lanes // self.tile.rows)
-        return -(-self.across.size // self.tile.rows) * (self.lanes // self.across.size)
+        return -(-self._side() // self.tile.rows) * (self.lanes // max(self._side(), 1))
 
     # --- arguments ---
 
@@ -301,7 +318,8 @@ class Plan:
         across = [] if self.across is None else [self.across]
         along = None
         if self.across is not None:
-            size = Int(self.across.size, self.wide, power_of_two_in(self.across.size))
+            n = self.across.size
+            size = divisor(n, self.wide) if self.flat else Int(n, self.wide, power_of_two_in(n))
             # (Of an expression's operands, ROW_STEPS says which have unit stride.)
             of_first, *others = self._strides(self.across)
             along = (size, None if self.across.reads == (1,) else of_first, *others)
@@ -337,6 +355,7 @@ class Plan:
             "ACROSS": self.across is not None,
             "UNIT": self.unit,
             "BESIDE": self._read_beside(),
+            "FLAT": self.flat,
             "VECTOR": self._vectors(tile.block)[self._lead],
             "SHIFT": self._shift(tile),
             "AHEAD": self._ahead(tile),

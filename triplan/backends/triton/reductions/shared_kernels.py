@@ -55,6 +55,32 @@ def neighbours(lane, count, BESIDE: tl.constexpr):
 
 
 @jit
+def flat_lines(unit, lanes, size, ROWS: tl.constexpr, POINT_TYPE: tl.constexpr, FLAT: tl.constexpr):
+    """(numbers, points of ``kept``, lanes within these, which exist) of the ROWS results of group ``unit``, of which
+    ``size`` (see ``quotient``) are neighbours at each point: those of several points are reduced side by side.
+
+    FLAT: elements of a vector of neighbours; it divides their number and the distances between them.
+    """
+    number = unit.to(POINT_TYPE) * ROWS + tl.arange(0, ROWS)
+    own = neighbours(number, lanes, FLAT)
+    point = quotient(own, size)
+    return number, point, own - point * size[0], number < lanes
+
+
+@jit
+def side_by_side(point_at, lane, ROWS: tl.constexpr, FLAT: tl.constexpr):
+    """Offsets ``point_at + lane`` of ``flat_lines``, with what the compiler is told of them."""
+    at = point_at + lane
+    if FLAT > 1:
+        at = tl.max_contiguous(tl.multiple_of(at, FLAT), FLAT)
+    else:
+        # True but where a point ends. It makes neighbours of threads neighbours in memory, and no vectors: as nothing
+        # is said of divisors, a load has one element.
+        at = tl.max_contiguous(at, ROWS)
+    return at
+
+
+@jit
 def lines_of(
     unit,
     lanes,
@@ -65,15 +91,21 @@ def lines_of(
     ROWS: tl.constexpr,
     POINT_TYPE: tl.constexpr,
     BESIDE: tl.constexpr = 1,
+    FLAT: tl.constexpr = 0,
 ):
     """(offsets in x, in out, in the second result, numbers, which exist) of the ROWS results of group ``unit``.
 
     ACROSS: they are neighbours along the dimension ``along`` (a stride of None is 1), at one of the ``outer`` points of
     the dimensions ``kept``. Otherwise they are consecutive points of ``kept``. There are ``lanes`` results in all.
     Those beyond the last have the offsets in x of others, so that loads need no mask: a masked load waits for the one
-    before it (ptxas of Triton 3.6). BESIDE: see ``neighbours``.
+    before it (ptxas of Triton 3.6). BESIDE: see ``neighbours``. FLAT: see ``flat_lines``.
     """
-    if ACROSS:
+    if FLAT > 0:
+        number, point, lane, live = flat_lines(unit, lanes, along[0], ROWS, POINT_TYPE, FLAT)
+        x_at = side_by_side(offset_of(point, kept, 1), lane, ROWS, FLAT)
+        out_at = offset_of(point, kept, 2) + lane * along[2]
+        second_at = offset_of(point, kept, 3) + lane * along[3]
+    elif ACROSS:
         blocks = tl.cdiv(along[0], ROWS)
         point = (unit // blocks).to(POINT_TYPE)
         lane = (unit % blocks).to(POINT_TYPE) * ROWS + tl.arange(0, ROWS)

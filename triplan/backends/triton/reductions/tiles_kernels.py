@@ -138,6 +138,7 @@ def reduce_kernel(
     RESULT: tl.constexpr,
     ACROSS: tl.constexpr,
     BESIDE: tl.constexpr,
+    FLAT: tl.constexpr,
     UNIT: tl.constexpr,
     VECTOR: tl.constexpr,
     SHIFT: tl.constexpr,
@@ -152,7 +153,7 @@ def reduce_kernel(
     x: any element, at offset kept[r] + reduced[k]; out: [lanes] of RESULT; second: [lanes], or None, see
     ``store_second``; firsts, seconds: [lanes, chunks] of accumulators, or None. A program reduces one chunk of ROWS
     lines with BLOCK accumulators a line, each over every BLOCK-th element, which are merged at the end. BESIDE: see
-    ``neighbours``. AHEAD: elements are loaded before those of the block before them are accumulated.
+    ``neighbours``; FLAT: ``flat_lines``. AHEAD: elements are loaded before those of the block before them are accumulated.
 
     SHIFT = 1: lines are read from their first element on. SHIFT > 1, with ROWS = 1: vectors of SHIFT elements are
     aligned, and a line may begin at any element of one. It is read from that vector on: element k of a line that begins
@@ -161,7 +162,7 @@ def reduce_kernel(
     """
     begin(OVERLAPS)
     x_at, out_at, second_at, number, inside = lines_of(
-        tl.program_id(0) // chunks, lanes, outer, kept, along, ACROSS, ROWS, POINT_TYPE, BESIDE
+        tl.program_id(0) // chunks, lanes, outer, kept, along, ACROSS, ROWS, POINT_TYPE, BESIDE, FLAT
     )
     part = tl.program_id(0) % chunks
     first = part.to(n.dtype) * chunk
