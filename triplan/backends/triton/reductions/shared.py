@@ -358,6 +358,7 @@ class Plan:
             "FLAT": self.flat,
             "VECTOR": self._vectors(tile.block)[self._lead],
             "SHIFT": self._shift(tile),
+            "ALIGNED": self.x.alignment >= 16,
             "AHEAD": self._ahead(tile),
             "FUNCTION": None if self.tree is None else expressions.fused(self.tree, False),
             "ROW_STEPS": tuple(map(self._row_step, range(len(self.reads)))),
@@ -385,8 +386,9 @@ class Plan:
     def _shift(self, tile: Tile) -> int:
         """Elements of a vector, if lines of several blocks (so that a tile has one line) may begin at any; else 1."""
         vector = 16 // self.x.element.itemsize
-        aligned = all(_distance(self.x, d.reads[self._lead]) % 16 == 0 for d in self.kept)
-        long = self.unit and self.n > tile.block and vector > 1 and self.x.alignment >= 16 and tile.warps == WARPS
+        apart = (self.x.alignment, *(_distance(self.x, d.reads[self._lead]) for d in self.kept))
+        aligned = all(distance % 16 == 0 for distance in apart)
+        long = self.tree is None and self.unit and self.n > tile.block and vector > 1 and tile.warps == WARPS
         return vector if long and not aligned and self.kind.accumulates in TURNED else 1
 
     def _ahead(self, tile: Tile) -> bool:

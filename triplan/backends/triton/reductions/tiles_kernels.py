@@ -142,6 +142,7 @@ def reduce_kernel(
     UNIT: tl.constexpr,
     VECTOR: tl.constexpr,
     SHIFT: tl.constexpr,
+    ALIGNED: tl.constexpr,
     AHEAD: tl.constexpr,
     POINT_TYPE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -153,12 +154,12 @@ def reduce_kernel(
     x: any element, at offset kept[r] + reduced[k]; out: [lanes] of RESULT; second: [lanes], or None, see
     ``store_second``; firsts, seconds: [lanes, chunks] of accumulators, or None. A program reduces one chunk of ROWS
     lines with BLOCK accumulators a line, each over every BLOCK-th element, which are merged at the end. BESIDE: see
-    ``neighbours``; FLAT: ``flat_lines``. AHEAD: elements are loaded before those of the block before them are accumulated.
+    ``neighbours``; FLAT: ``flat_lines``. AHEAD: elements are loaded before those of the last block are accumulated.
 
     SHIFT = 1: lines are read from their first element on. SHIFT > 1, with ROWS = 1: vectors of SHIFT elements are
     aligned, and a line may begin at any element of one. It is read from that vector on: element k of a line that begins
     ``skipped`` elements behind goes to accumulator (k + skipped) % BLOCK. At the end the accumulators are moved back by
-    ``skipped``, so that the bits of the result do not depend on where the line begins.
+    ``skipped``, so that the bits of the result do not depend on where the line begins. ALIGNED: x begins at a vector.
     """
     begin(OVERLAPS)
     x_at, out_at, second_at, number, inside = lines_of(
@@ -176,6 +177,11 @@ def reduce_kernel(
     # Only the last block is masked: a mask whose length is not a multiple of 16 bytes narrows loads.
     whole = length // BLOCK
     if SHIFT > 1:
+        if not ALIGNED:
+            # (In i32: Triton would join it with an offset of 64 bits, and forget that vectors begin there.)
+            before = (x.to(tl.int64) // (x.dtype.element_ty.primitive_bitwidth // 8) % SHIFT).to(tl.int32)
+            x = tl.multiple_of(x - before, 16)
+            x_at += before
         skipped = x_at % SHIFT
         x_at = tl.multiple_of(x_at - skipped, SHIFT)
         end = length + skipped
