@@ -388,7 +388,8 @@ class Plan:
         vector = 16 // self.x.element.itemsize
         apart = (self.x.alignment, *(_distance(self.x, d.reads[self._lead]) for d in self.kept))
         aligned = all(distance % 16 == 0 for distance in apart)
-        long = self.tree is None and self.unit and self.n > tile.block and vector > 1 and tile.warps == WARPS
+        worth = vector > (1 if self.x.alignment >= 16 else 2)  # (of 8 bytes, loads of one element are wide enough)
+        long = self.tree is None and self.unit and self.n > tile.block and worth and tile.warps == WARPS
         return vector if long and not aligned and self.kind.accumulates in TURNED else 1
 
     def _ahead(self, tile: Tile) -> bool:
