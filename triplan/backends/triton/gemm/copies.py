@@ -97,7 +97,8 @@ class MatrixCopy(NamedTuple):
             stray = unit_axis(self.operand) is None
             rate = HELD_OUT_BYTES_PER_US if self.operand.nbytes <= HELD_BYTES else OUT_BYTES_PER_US
             rate = STRAY_OUT_BYTES_PER_US if stray else TURNED_OUT_BYTES_PER_US if self.turned else rate
-        return OVERLAPPED_LAUNCH_US + 2 * self.operand.nbytes / rate
+        idle = max(self.block[1] / max(self.columns, 1), 1.0)  # programs of short rows take as long as of whole ones
+        return OVERLAPPED_LAUNCH_US + 2 * idle * self.operand.nbytes / rate
 
     def launch(self, offset: int) -> Launch:
         """Of an input into the workspace, with zeros behind each row; or of an output out of it."""
