@@ -160,12 +160,7 @@ def reduce_expression_kernel(
     if whole * BLOCK < length:
         start = first + whole * BLOCK
         live = start + col < n
-        if ACROSS:
-            # The last element again, in place of a mask: see ``lines_of``.
-            there = tl.minimum(col, (n - 1 - start).to(tl.int32))
-            v = _values(lines, scalars, start, there, reduced, None, FUNCTION, COMPUTE, COLUMN_STEPS, VECTORS)
-        else:
-            v = _values(lines, scalars, start, col, reduced, live, FUNCTION, COMPUTE, COLUMN_STEPS, VECTORS)
+        v = _values(lines, scalars, start, col, reduced, live, FUNCTION, COMPUTE, COLUMN_STEPS, VECTORS)
         a, _ = merged(a, a, v, v, live[None, :], KIND, IDENTITY)
     a, _ = folded(a, a, n, n, KIND)
     if firsts is None:

@@ -151,6 +151,9 @@ class Plan:
         self.own = contiguous and self._are_own()
         self.unit = contiguous and not self.own
         self.flat = self._flat()
+        #: Bytes to which any operand is said to be aligned at most: threads with wider loads of one operand would have
+        #: parts of more columns.
+        self.most_aligned = 1024
         self.tile = self._tile()
         self.chunk, self.chunks = self._chunks()
 
@@ -196,6 +199,7 @@ class Plan:
             beside = 32 * WARPS * vector * max(FEWEST_HELD // (vector * block), 1)
             _, rows = row_tile(beside, beside, self._side())
             if n <= FEW or (not odd and n <= FEW_OF_MANY and self.lanes >= MANY * rows):
+                self.most_aligned = self._aligned()
                 return Tile(rows, block, min(max(rows // (32 * vector), 1), WARPS))
         if self.own:
             return Tile(32 * WARPS, ceil_power(n), WARPS)
@@ -327,7 +331,7 @@ class Plan:
         number = self.compute if self.compute is ElementKind.F64 else ElementKind.F32
         return {
             "x": self._lead_address(),
-            "inputs": tuple(map(self._pointer, self.reads)),
+            "inputs": tuple(self._pointer(o, self.most_aligned) for o in self.reads),
             "scalars": self._scalars() or None,
             "out": self._pointer(self.results[0]),
             "second": self._pointer(self.results[1]) if len(self.results) > 1 else None,

@@ -217,12 +217,7 @@ def reduce_kernel(
         if whole * BLOCK < length:
             start = first + whole * BLOCK
             live = (col < n - start)[None, :]
-            if ACROSS:
-                # The last element again, in place of a mask: see ``lines_of``.
-                there = tl.minimum(col, (n - 1 - start).to(tl.int32))
-                v = taken(x, x_at, start, there, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR)
-            else:
-                v = taken(x, x_at, start, col, reduced, live, order, MAP, COMPUTE, UNIT, VECTOR)
+            v = taken(x, x_at, start, col, reduced, live, order, MAP, COMPUTE, UNIT, VECTOR)
             a, b = step_of(a, b, v, live, whole + 1, KIND, IDENTITY)
     if KIND == ARGMAX or KIND == ARGMIN:
         b = first + b.to(n.dtype) * BLOCK + col[None, :]
