@@ -354,6 +354,19 @@ def test_lines_that_begin_anywhere(op: str, element: str, n: int, where: str) ->
     assert torch.equal(torch.cat(found), found[0][:1].expand(18))
 
 
+@pytest.mark.parametrize(
+    "where", [pytest.param("interpret", marks=pytest.mark.interpret), pytest.param("gpu", marks=pytest.mark.gpu)]
+)
+@pytest.mark.parametrize(("op", "element", "n"), [("sum", "f64", 257), ("aminmax", "f32", 515)])
+def test_lines_of_long_rows(op: str, element: str, n: int, where: str) -> None:
+    cls: Any = tp.descriptor_types()[op]
+    layout = tp.Layout.strided(unit_axis=2, alignment=16)
+    desc = cls(op=op, element=element, input_shape=(2, 132, n), reduce_axes=(0, 1, 2), layouts={"x": layout})
+    plan = tp.plan(desc, target=target(where))
+    assert "rows" in plan.launches[0].args and plan.launches[0].args["rows"] is not None
+    assert check_plan(plan, runs=1).compared
+
+
 def test_the_length_of_a_line_decides_its_bits() -> None:
     for n in (100, 10_000, 100_000):
         plans = [

@@ -112,6 +112,7 @@ class Plan:
         lanes, n: number of results, and elements of a line.
         unit: whether the elements of a line are contiguous, and threads share it.
         own: whether they are contiguous, and each thread reads lines of its own.
+        rowed: whether lines consist of contiguous rows, each of which is read as lines are that begin between vectors.
         flat: where ``across`` is short, elements of a vector along it, and lines of several of its points are reduced
             side by side; otherwise 0.
         tile: (lines, elements of each) that a program holds at a time.
@@ -151,6 +152,7 @@ class Plan:
         self.own = contiguous and self._are_own()
         self.unit = contiguous and not self.own
         self.flat = self._flat()
+        self.rowed = self._rowed()
         #: Bytes to which any operand is said to be aligned at most: threads with wider loads of one operand would have
         #: parts of more columns.
         self.most_aligned = 1024
@@ -180,6 +182,14 @@ class Plan:
         idles = FLAT_SHARE * -(-size // width) * width > size
         vector = max(self._aligned() // max(o.element.itemsize for o in self.reads), 1)
         return vector if idles and size % vector == 0 else 0
+
+    def _rowed(self) -> bool:
+        vector, *outer = 16 // self.x.element.itemsize, *(d.size for d in self.reduced[:-1])
+        plain = self.tree is None and self.across is None and self.kind.accumulates in TURNED
+        if not plain or not outer or not self._is_unit(self.reduced[-1]) or self.x.alignment < 16:
+            return False
+        long, many = self.reduced[-1].size >= 32 * WARPS * vector, self.lanes * math.prod(outer) >= RESIDENT
+        return long and many and self._vectors(vector)[self._lead] < vector
 
     def _distance(self, o: Operand) -> int:
         """A divisor of the distance between contiguous lines of ``o``, in elements. Of all axes there is one line."""
@@ -211,6 +221,9 @@ class Plan:
         if double:
             size = max(size // 2, 32 * WARPS * 16 // item)  # at least one 16-byte load a thread
         size = min(size, 32 * WARPS * self._held(HELD, False)) if count > 1 else size
+        if self.rowed:
+            least, row = 32 * WARPS * 16 // item, self.reduced[-1].size
+            return Tile(1, max(least, min(size, ceil_power(row + 1) // 4)), WARPS)
         if self.across is None:
             block = min(ceil_power(n), size)
             return Tile(min(size // block, self._most_lines()), block, WARPS)
@@ -248,7 +261,9 @@ class Plan:
 
     def _chunks(self) -> tuple[int, int]:
         chunk = self.tile.block * max(CHUNK_TILES, -(-self.n // (self.tile.block * MOST_CHUNKS)))
-        if self.across is not None:
+        if self.rowed:
+            chunk = -(-chunk // self.reduced[-1].size) * self.reduced[-1].size
+        elif self.across is not None:
             fewest = FEWEST_BLOCKS if self.tile.warps <= WARPS else LONE_BLOCKS
             most = max(self.n // (self.tile.block * fewest), 1)
             wanted = min(max(BUSY // max(self.groups(), 1), 1), most)
@@ -338,7 +353,9 @@ class Plan:
             "kept": self._dims(self.kept),
             "all_kept": self._dims([*self.kept, *across], 1),
             "along": along,
-            "reduced": None if self.unit and self.tree is None else self._dims(self.reduced),
+            "reduced": None if (self.unit or self.rowed) and self.tree is None else self._dims(self.reduced),
+            "rows": self._dims(self.reduced[:-1]) if self.rowed else None,
+            "size": Int(self.reduced[-1].size, self.wide) if self.rowed else None,
             "lanes": Int(self.lanes, self.wide),
             "outer": Int(self.lanes // max(self.across.size, 1) if self.across else self.lanes, self.wide),
             "n": Int(self.n, self.wide, divisible),
@@ -391,9 +408,10 @@ class Plan:
         """Elements of a vector, if lines of several blocks (so that a tile has one line) may begin at any; else 1."""
         vector = 16 // self.x.element.itemsize
         apart = (self.x.alignment, *(_distance(self.x, d.reads[self._lead]) for d in self.kept))
-        aligned = all(distance % 16 == 0 for distance in apart)
+        aligned = not self.rowed and all(distance % 16 == 0 for distance in apart)
         worth = vector > (1 if self.x.alignment >= 16 else 2)  # (of 8 bytes, loads of one element are wide enough)
-        long = self.tree is None and self.unit and self.n > tile.block and worth and tile.warps == WARPS
+        lines = self.rowed or (self.unit and self.tree is None)
+        long = lines and self.n > tile.block and worth and tile.warps == WARPS
         return vector if long and not aligned and self.kind.accumulates in TURNED else 1
 
     def _ahead(self, tile: Tile) -> bool:
@@ -451,7 +469,10 @@ class Plan:
 
     def depth(self) -> float:
         """Roundings on the path of a term of a sum."""
-        within = self.tile.additions(min(self.chunk, max(self.n, 1)))
+        most = min(self.chunk, max(self.n, 1))
+        if self.rowed:  # the ends of each row take a block more
+            most += most // self.reduced[-1].size * 2 * self.tile.block
+        within = self.tile.additions(most)
         return within + (self.merging().additions(self.chunks) + 2 if self.chunks > 1 else 0)
 
     def numerics(self, entry: str) -> str | None:

@@ -123,6 +123,8 @@ def reduce_kernel(
     kept,
     along,
     reduced,
+    rows,
+    size,
     lanes,
     outer,
     n,
@@ -160,6 +162,9 @@ def reduce_kernel(
     aligned, and a line may begin at any element of one. It is read from that vector on: element k of a line that begins
     ``skipped`` elements behind goes to accumulator (k + skipped) % BLOCK. At the end the accumulators are moved back by
     ``skipped``, so that the bits of the result do not depend on where the line begins. ALIGNED: x begins at a vector.
+
+    rows, size: where a line consists of contiguous rows, the dimensions along which these lie, and the elements of one;
+    a chunk then has whole rows. Each is read as such a line, but its accumulators are not moved back.
     """
     begin(OVERLAPS)
     x_at, out_at, second_at, number, inside = lines_of(
@@ -176,7 +181,22 @@ def reduce_kernel(
         b = tl.zeros((ROWS, BLOCK), tl.int32 if KIND == ARGMAX or KIND == ARGMIN else COMPUTE)
     # Only the last block is masked: a mask whose length is not a multiple of 16 bytes narrows loads.
     whole = length // BLOCK
-    if SHIFT > 1:
+    if rows is not None:
+        each, origin = chunk // size, size * 0
+        for row in range(part * each, tl.minimum((part + 1) * each, n // size)):
+            at = x_at + offset_of(number * 0 + row, rows, 1)
+            skipped = at % SHIFT
+            at = tl.multiple_of(at - skipped, SHIFT)
+            end = size + skipped
+            a, b = edge_of(x, a, b, at, 0, 0, skipped, end, inside, order, KIND, MAP, IDENTITY, COMPUTE, SHIFT, BLOCK)
+            for step in range(1, size // BLOCK):
+                v = taken(x, at, origin + step * BLOCK, col, reduced, None, order, MAP, COMPUTE, True, VECTOR)
+                a, b = step_of(a, b, v, None, step + 1, KIND, IDENTITY)
+            for step in range(tl.maximum(size // BLOCK, 1), tl.cdiv(size + SHIFT - 1, BLOCK)):
+                a, b = edge_of(
+                    x, a, b, at, step, 0, skipped, end, inside, order, KIND, MAP, IDENTITY, COMPUTE, SHIFT, BLOCK
+                )
+    elif SHIFT > 1:
         if not ALIGNED:
             # (In i32: Triton would join it with an offset of 64 bits, and forget that vectors begin there.)
             before = (x.to(tl.int64) // (x.dtype.element_ty.primitive_bitwidth // 8) % SHIFT).to(tl.int32)
