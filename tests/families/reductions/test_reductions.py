@@ -363,7 +363,7 @@ def test_lines_of_long_rows(op: str, element: str, n: int, where: str) -> None:
     layout = tp.Layout.strided(unit_axis=2, alignment=16)
     desc = cls(op=op, element=element, input_shape=(2, 132, n), reduce_axes=(0, 1, 2), layouts={"x": layout})
     plan = tp.plan(desc, target=target(where))
-    assert "rows" in plan.launches[0].args and plan.launches[0].args["rows"] is not None
+    assert plan.launches[0].args["rows"] is not None
     assert check_plan(plan, runs=1).compared
 
 
