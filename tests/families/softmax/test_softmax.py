@@ -50,6 +50,20 @@ def test_short_odd_rows_are_exchanged(where: str, op: str, element: str, n: int)
     assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
 
 
+@pytest.mark.parametrize("shape", [(41, 7, 6), (130, 129, 5), (9, 7, 600)])
+@pytest.mark.parametrize("op", ["softmax", "log_softmax_backward"])
+@pytest.mark.parametrize("where", WHERE)
+def test_rows_among_others_are_numbered_row_major(where: str, op: str, shape: tuple[int, int, int]) -> None:
+    """Programs of 128 rows at many outer points, at two, and of one row."""
+    desc = build(op, shape, element="f16")
+    layouts = {o.name: Layout.strided(unit_axis=None if o.name == "out" else 2) for o in desc.operands()}
+    plan = tp.plan(desc.replace(layouts=layouts), target=target(where), kernel="rows")
+    launch, rows = plan.launches[0], shape[0] * shape[1]
+    assert launch.args["blocks"] is None
+    assert launch.grid == -(-rows // launch.constexprs["ROWS"])
+    assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
+
+
 @pytest.mark.parametrize("kernel", ["rows", "looped"])
 @pytest.mark.parametrize("op", ["softmax", "log_softmax_backward"])
 @pytest.mark.parametrize("where", WHERE)

@@ -7,10 +7,12 @@ from typing import Any
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power
-from triplan.backends.triton.common.rows_entries import MOST_NARROW, WholeRows
+from triplan.backends.triton.common.rows import Rows
+from triplan.backends.triton.common.rows_entries import MOST_NARROW, WholeRows, flat_rows_of
 from triplan.backends.triton.common.tiles import Tile, registers_for
 from triplan.backends.triton.softmax import rows_kernels as kernels
 from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
+from triplan.descriptors.base import RowsDescriptor
 from triplan.descriptors.softmax import AnySoftmaxDescriptor
 from triplan.sku import Target
 
@@ -51,6 +53,12 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         self.part = self.tile.block // PARTS if divided else self.tile.block
         short = self.rows.across and self.tile.rows > self.rows.neighbours
         self.version = 6 if self.exchanged() else 4 if divided else 5 if short else 2
+
+    def find_rows(self, desc: RowsDescriptor) -> Rows:
+        """Rows that lie among others are numbered row-major: those of a program then share sectors of memory. No bits
+        change, as the axes of the batch decide how rows are numbered: threads share a row in the same way."""
+        found = super().find_rows(desc)
+        return flat_rows_of(desc) if found.scattered() else found
 
     def exchanged(self) -> bool:
         """Whether programs read and write consecutive elements of packed rows, which begin between two vectors."""
