@@ -50,6 +50,16 @@ def test_short_odd_rows_are_exchanged(where: str, op: str, element: str, n: int)
     assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
 
 
+@pytest.mark.parametrize("n", [8193, 16383, 17002])
+@pytest.mark.parametrize("op", ["softmax_backward", "log_softmax_backward"])
+@pytest.mark.parametrize("where", WHERE)
+def test_long_rows_between_vectors_are_read_by_vectors(where: str, op: str, n: int) -> None:
+    """From each of a vector's elements on; with elements of the first and last vector alone, and with neither."""
+    plan = tp.plan(build(op, (9, n), element="f16"), target=target(where), kernel="looped")
+    assert "shifted" in plan.launches[0].kernel.__name__
+    assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
+
+
 @pytest.mark.parametrize("shape", [(41, 7, 6), (130, 129, 5), (9, 7, 600)])
 @pytest.mark.parametrize("op", ["softmax", "log_softmax_backward"])
 @pytest.mark.parametrize("where", WHERE)

@@ -182,8 +182,8 @@ class Rows:
     def scattered(self) -> bool:
         """Whether the rows lie along two axes, and those of a program along the first, adjacent in no operand: between
         them in memory lie those of others."""
-        found = [g[0] for g in self._groups]
-        return self._nearer and len(found) == 2 and found[0] > found[1] and not (self.unit or self.across or self.crossed)
+        found, apart = [g[0] for g in self._groups], not (self.unit or self.across or self.crossed)
+        return apart and self._nearer and len(found) == 2 and found[0] > found[1]
 
     def begins_anywhere(self, block: int, shortest: int = FEW_WARPS_FROM) -> bool:
         """Whether few warps may share a tile of whole rows, ``block`` long: its rows begin between two vectors."""

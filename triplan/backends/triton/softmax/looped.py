@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile
@@ -32,9 +35,18 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
     which = (kernels.softmax_looped_kernel, kernels.softmax_backward_looped_kernel)
     priority = 2
 
+    sku_version = 2  # backward reads rows that begin between two vectors by vectors
+
     def __init__(self, desc: AnySoftmaxDescriptor) -> None:
         super().__init__(desc)
-        self.cached_share = CACHED_SHARE[self.backward and self.rows.vectors]
+        self.cached_share = CACHED_SHARE[self.backward and (self.rows.vectors or self.shifted())]
+        self.version = 3 if self.shifted() else 2
+
+    def shifted(self) -> bool:
+        """Whether programs read vectors from the one on that a row begins in: all operands' rows begin alike."""
+        r = self.rows
+        alike = r.unit and not r.vectors and all(o.layout.packed and o.alignment >= 16 for o in r.operands)
+        return self.backward and self.element.itemsize == 2 and alike and self.tile.block < r.n
 
     def find_tile(self) -> Tile:
         if few := self.few_rows(FEW_BLOCK // self.rows.beside()):
@@ -54,11 +66,18 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
             block_us = self.tiles_us(self.tile, self.programs(), per_us, target, ALONE if narrow else 1.0)
             us = max(us, LAUNCH_US + r.blocks(self.tile) * block_us)
         elif not r.vectors:
-            if r.unit and (narrow or not self.backward or self.long()):
+            if r.unit and not (self.shifted() and self.long()) and (narrow or not self.backward or self.long()):
                 us = LAUNCH_US + ODD_ROWS[self.backward] * (us - LAUNCH_US)
             if not self.backward:
                 us = max(us, LAUNCH_US + r.n / SINGLE_PER_US[r.unit])
         return us + LOOP_US
+
+    def constants(self) -> dict[str, Any]:
+        vector = {"VECTOR": 16 // self.element.itemsize} if self.shifted() else {}
+        return {**super().constants(), **vector}
+
+    def main(self) -> list[Launch]:
+        return [self.launch(kernels.softmax_backward_shifted_kernel)] if self.shifted() else super().main()
 
     def unroll(self) -> int:
         most = 4 if not self.backward else 2 if self.rows.vectors else 1
