@@ -16,6 +16,9 @@ from triplan.sku import Target
 #: How much longer than estimated loops take along rows that begin between two vectors, forward and backward (there of
 #: 16 bits, and of long rows). (This and what follows: from drawn problems on an H200.)
 ODD_ROWS = (1.7, 1.3)
+#: Longest rows of which that is said even where they are read by vectors: ``rows`` has been compared with what such
+#: loops took before.
+SHIFTED_FROM = 16384
 #: Microseconds of a loop.
 LOOP_US = 0.3
 #: Elements of several rows that a multiprocessor has in a microsecond: forward of 16 bits, forward of more, backward;
@@ -66,7 +69,8 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
             block_us = self.tiles_us(self.tile, self.programs(), per_us, target, ALONE if narrow else 1.0)
             us = max(us, LAUNCH_US + r.blocks(self.tile) * block_us)
         elif not r.vectors:
-            if r.unit and not (self.shifted() and self.long()) and (narrow or not self.backward or self.long()):
+            estimated = not self.shifted() or r.n <= SHIFTED_FROM
+            if estimated and r.unit and (narrow or not self.backward or self.long()):
                 us = LAUNCH_US + ODD_ROWS[self.backward] * (us - LAUNCH_US)
             if not self.backward:
                 us = max(us, LAUNCH_US + r.n / SINGLE_PER_US[r.unit])

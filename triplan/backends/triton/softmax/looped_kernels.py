@@ -151,13 +151,13 @@ def softmax_backward_shifted_kernel(
 ):
     """dx = out * (dout - sum(dout * out)) along each row; with LOG, dx = dout - exp(out) * sum(dout).
 
-    dout, out, dx: [rows, n] of f16 or bf16, packed and aligned. A program walks along a row by blocks of BLOCK elements,
-    for rows that begin ``skipped`` elements behind an aligned vector of VECTOR elements, the same in every operand.
+    dout, out, dx: [rows, n] of f16 or bf16, packed, aligned. A program walks along a row by blocks of BLOCK elements.
+    The row begins ``skipped`` elements behind an aligned vector of VECTOR elements, the same in every operand.
 
     The row is read from that vector on, up to the end of its last one; the elements beside it are ignored. Element k is
-    added to accumulator (k + skipped) % BLOCK. The accumulators are moved back by ``skipped`` before they are reduced, so
-    that the bits of a row do not depend on where it begins. Vectors that lie within the row are written as such, and the
-    elements of the first and the last one by themselves.
+    added to accumulator (k + skipped) % BLOCK. The accumulators are moved back by ``skipped`` before they are reduced:
+    the bits of a row do not depend on where it begins. Vectors that lie within the row are written as such, and the
+    other elements of the first and the last one by themselves.
     """
     row = tl.program_id(0)
     skipped = (row % VECTOR) * (n % VECTOR).to(tl.int32) % VECTOR

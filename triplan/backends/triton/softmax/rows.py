@@ -20,6 +20,9 @@ from triplan.sku import Target
 #: of 65 then has five parts of 16 elements, in place of 128: no lane is idle but in the last, and a warp exchanges two
 #: rows at a time, of shorter ones more.
 PARTS = 8
+#: Elements of the shortest part of 16 bits, at most half of the tile: a warp moves a part of several rows at a time,
+#: and shorter ones fill less of their sectors. Untuned.
+LEAST_PART = 16
 #: The shortest tile that is divided; and elements of a program that has several rows, and its warps: with fewer it took
 #: longer on an H100.
 DIVIDED_FROM, SEVERAL, SEVERAL_WARPS = 16, 1024, 4
@@ -40,7 +43,7 @@ CROSSED_EACH, LATENT, CROSSED_PER_US, CROSSED_TILE = 2200.0, 1500, (3000.0, 2600
 
 
 class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
-    sku_version = 2  # short odd rows are exchanged, and shorter ones have other tiles
+    sku_version = 3  # short odd rows of 16 bits have fewer parts
     which = (kernels.softmax_rows_kernel, kernels.softmax_backward_rows_kernel)
     longest = (32768, 16384)  # registers hold one operand (forward), or two (backward)
     narrow_above = (16384, MOST_NARROW)
@@ -48,11 +51,15 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
 
     def __init__(self, desc: AnySoftmaxDescriptor) -> None:
         super().__init__(desc)
-        divided = self.divided()
         #: Elements of a part of a row.
-        self.part = self.tile.block // PARTS if divided else self.tile.block
+        self.part = part = self.tile.block
+        divided, narrow = self.divided(), self.element.itemsize == 2
+        if divided:
+            part = self.tile.block // PARTS
+            self.part = max(part, min(LEAST_PART, self.tile.block // 2)) if narrow else part
         short = self.rows.across and self.tile.rows > self.rows.neighbours
-        self.version = 6 if self.exchanged() else 4 if divided else 5 if short else 2
+        parts = 7 if self.part > part else 4
+        self.version = 6 if self.exchanged() else parts if divided else 5 if short else 2
 
     def find_rows(self, desc: RowsDescriptor) -> Rows:
         """Rows that lie among others are numbered row-major: those of a program then share sectors of memory. No bits
