@@ -26,8 +26,8 @@ LOOP_US = 0.3
 SEVERAL_PER_US, ALONE = (2500.0, 1800.0, 1500.0), 1.1
 #: Elements that a program has in a microsecond forward, of a row with gaps, and of one that begins between two vectors.
 SINGLE_PER_US = (1500.0, 3500.0)
-#: What the second loop's reads cost, and backward where vectors are loaded.
-CACHED_SHARE = (0.35, 0.05)
+#: What the second loop's reads cost; and where vectors are loaded, backward, and forward of so many elements and rows.
+CACHED_SHARE, CACHED_FROM, CACHED_ROWS = (0.35, 0.05), 8192, 512
 #: Elements of a tile of few rows.
 FEW_BLOCK = 4096
 #: Bytes of a row above which the L2 cache holds the rows of one program on each multiprocessor, not of two.
@@ -42,7 +42,9 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
 
     def __init__(self, desc: AnySoftmaxDescriptor) -> None:
         super().__init__(desc)
-        self.cached_share = CACHED_SHARE[self.backward and (self.rows.vectors or self.shifted())]
+        r, narrow = self.rows, self.element.itemsize == 2
+        cached = self.backward or (narrow and r.n > CACHED_FROM and r.count >= CACHED_ROWS)
+        self.cached_share = CACHED_SHARE[cached and (r.vectors or self.shifted())]
         self.version = 3 if self.shifted() else 2
 
     def shifted(self) -> bool:
@@ -66,7 +68,9 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
         us, r, narrow = super().us(target), self.rows, self.element.itemsize == 2
         if self.tile.rows > 1:
             per_us = SEVERAL_PER_US[2 if self.backward else 0 if narrow else 1]
-            block_us = self.tiles_us(self.tile, self.programs(), per_us, target, ALONE if narrow else 1.0)
+            # Up to two programs of a multiprocessor all run at a time: the busiest has two where others have one.
+            alone = 2.0 if 1 < self.programs() / max(target.sm_count, 1) <= 2 else ALONE if narrow else 1.0
+            block_us = self.tiles_us(self.tile, self.programs(), per_us, target, alone)
             us = max(us, LAUNCH_US + r.blocks(self.tile) * block_us)
         elif not r.vectors:
             estimated = not self.shifted() or r.n <= SHIFTED_FROM

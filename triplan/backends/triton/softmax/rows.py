@@ -33,9 +33,9 @@ GAPPED = 1024
 #: Bytes of compute elements up to which a thread has whole rows, a vector of neighbours, where these lie side by side;
 #: and bytes that such a program loads at least, if it has few warps: smaller ones leave memory idle.
 MOST_BESIDE, SHORT_BYTES = 256, 4096
-#: How much longer than estimated long rows take backward of which a quarter of the lanes or more has no element, and
-#: the shortest such tile. (From drawn problems on an H200.)
-IDLE, IDLE_FROM = 1.15, 8192
+#: How much longer than estimated long rows take of which a quarter of the lanes or more has no element, forward and
+#: backward, and the shortest such tile. (From drawn problems on an H200.)
+IDLE, IDLE_FROM = (1.07, 1.15), 8192
 #: Of tiles whose rows are adjacent in some operands alone: elements that a program has in a microsecond, but for the
 #: first LATENT ones; and elements of a multiprocessor in one, forward and backward (half as many in tiles of more than
 #: CROSSED_TILE). (From drawn problems on an H200.)
@@ -103,8 +103,8 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
 
     def us(self, target: Target) -> float:
         us, tile = super().us(target), self.tile
-        if self.backward and self.rows.vectors and tile.block >= IDLE_FROM and 4 * self.rows.n <= 3 * tile.block:
-            us = LAUNCH_US + IDLE * (us - LAUNCH_US)
+        if self.rows.vectors and tile.block >= IDLE_FROM and 4 * self.rows.n <= 3 * tile.block:
+            us = LAUNCH_US + IDLE[self.backward] * (us - LAUNCH_US)
         if not self.rows.crossed or tile.rows == 1:
             return us
         alone = (tile.rows * tile.block - LATENT) / CROSSED_EACH
