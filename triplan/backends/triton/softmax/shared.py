@@ -30,7 +30,7 @@ class SoftmaxEntry(Entry):
             return None
         return Tile(rows, block, warps_for(rows * block, self.element.itemsize))
 
-    def traffic(self) -> tuple[float, float]:
+    def traffic(self) -> tuple[int, int]:
         """As of any rows; but the sum of log_softmax's backward has terms of ``dout`` alone."""
         first, second = super().traffic()
         late = self.rows.n * self.element.itemsize if self.desc.op == "log_softmax_backward" else 0
