@@ -180,10 +180,12 @@ class Rows:
     # --- tiles ---
 
     def scattered(self) -> bool:
-        """Whether the rows lie along two axes, and those of a program along the first, adjacent in no operand: between
-        them in memory lie those of others."""
+        """Whether rows lie along two axes, and those of a program along the first, adjacent in no operand, while those
+        along the second are adjacent in some."""
         found, apart = [g[0] for g in self._groups], not (self.unit or self.across or self.crossed)
-        return apart and self._nearer and len(found) == 2 and found[0] > found[1]
+        if not apart or not self._nearer or len(found) != 2 or found[0] < found[1]:
+            return False
+        return any(self._step(o, found[0]) is None for o in self.operands)
 
     def begins_anywhere(self, block: int, shortest: int = FEW_WARPS_FROM) -> bool:
         """Whether few warps may share a tile of whole rows, ``block`` long: its rows begin between two vectors."""

@@ -20,9 +20,11 @@ from triplan.sku import Target
 #: of 65 then has five parts of 16 elements, in place of 128: no lane is idle but in the last, and a warp exchanges two
 #: rows at a time, of shorter ones more.
 PARTS = 8
-#: Elements of the shortest part of 16 bits, at most half of the tile: a warp moves a part of several rows at a time,
-#: and shorter ones fill less of their sectors. Untuned.
-LEAST_PART = 16
+#: Rows of 16 bits in tiles of up to 64 have longer parts if they have more than MORE eighths of the tile: shorter ones
+#: fill less of their sectors, which then costs more than idle lanes. Parts of LEAST_PART elements, or half of the tile;
+#: in tiles of 64, of WIDE_PART backward or where results have gaps, if rows have another eighth. Forward to packed rows
+#: short parts are the best up to there. (Rows of 9 to 63 elements on an H200.)
+LEAST_PART, WIDE_PART, MORE = 16, 32, 5
 #: The shortest tile that is divided; and elements of a program that has several rows, and its warps: with fewer it took
 #: longer on an H100.
 DIVIDED_FROM, SEVERAL, SEVERAL_WARPS = 16, 1024, 4
@@ -51,19 +53,16 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
 
     def __init__(self, desc: AnySoftmaxDescriptor) -> None:
         super().__init__(desc)
+        divided = self.divided()
         #: Elements of a part of a row.
-        self.part = part = self.tile.block
-        divided, narrow = self.divided(), self.element.itemsize == 2
-        if divided:
-            part = self.tile.block // PARTS
-            self.part = max(part, min(LEAST_PART, self.tile.block // 2)) if narrow else part
+        self.part = self.find_part() if divided else self.tile.block
         short = self.rows.across and self.tile.rows > self.rows.neighbours
-        parts = 7 if self.part > part else 4
+        parts = 7 if self.part > self.tile.block // PARTS else 4
         self.version = 6 if self.exchanged() else parts if divided else 5 if short else 2
 
     def find_rows(self, desc: RowsDescriptor) -> Rows:
-        """Rows that lie among others are numbered row-major: those of a program then share sectors of memory. No bits
-        change, as the axes of the batch decide how rows are numbered: threads share a row in the same way."""
+        """Rows that lie among others are numbered row-major: those of a program then share sectors of memory. (Where no
+        operand has the others adjacent, that was slower on an H200.)"""
         found = super().find_rows(desc)
         return flat_rows_of(desc) if found.scattered() else found
 
@@ -75,6 +74,15 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
 
     def divided(self) -> bool:
         return not self.exchanged() and self.rows.begins_anywhere(ceil_power(self.rows.n), DIVIDED_FROM)
+
+    def find_part(self) -> int:
+        """Elements of a part of a row that is divided."""
+        block, written = self.tile.block, [o for o in self.rows.operands if o.is_written]
+        wide = block == 64 and (self.backward or not all(o.layout.packed for o in written))
+        least = MORE + (block == 64 and not wide)
+        if self.element.itemsize > 2 or block > 64 or 8 * self.rows.n <= least * block:
+            return block // PARTS
+        return WIDE_PART if wide and 8 * self.rows.n > (MORE + 1) * block else min(LEAST_PART, block // 2)
 
     def find_tile(self) -> Tile | None:
         block = ceil_power(self.rows.n)
