@@ -29,6 +29,9 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
     yield build(op, (8, 1030), -1, "bf16")  # one program
     yield from (build(op, (8, n, 4096), 1, element) for n, element in ((8, "bf16"), (16, "f32"), (16, "f64")))
     yield strided(build(op, (64, 1024), -1, "bf16"))
+    among = strided(build(op, (512, 6, 32), -1, "bf16"))
+    whole = [o.name for o in among.operands() if o.shape == (512, 6, 32)]
+    yield among.replace(layouts={**dict(among.layouts), whole[-1]: tp.Layout.strided(unit_axis=1)})
     yield build(op, (64, 100, 304), 1, "bf16")
     for size in ((2**14, 200), (2**14, 1000), MERGED):
         for element in ("bf16", "f32", "f64"):

@@ -39,6 +39,31 @@ def test_parts_of_rows_that_begin_anywhere(where: str, op: str, n: int) -> None:
     assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
 
 
+@pytest.mark.parametrize(
+    ("n", "gaps", "parts"),
+    [
+        (10, True, (2, 2)),
+        (13, True, (8, 8)),
+        (25, True, (16, 16)),
+        (33, False, (8, 8)),
+        (41, True, (16, 16)),
+        (45, False, (8, 16)),
+        (49, False, (16, 32)),
+        (63, True, (32, 32)),
+    ],
+)
+@pytest.mark.parametrize("op", ["softmax", "log_softmax_backward"])
+@pytest.mark.parametrize("where", WHERE)
+def test_parts_of_short_rows_of_16_bits(where: str, op: str, n: int, gaps: bool, parts: tuple[int, int]) -> None:
+    """Of those that nearly fill a tile, and of results with gaps, parts are longer."""
+    desc = build(op, (9, n), element="f16")
+    if gaps:
+        desc = desc.replace(layouts={o.name: Layout.strided(unit_axis=1) for o in desc.operands()})
+    plan = tp.plan(desc, target=target(where), kernel="rows")
+    assert plan.launches[0].constexprs["BLOCK"] == parts[op.endswith("backward")]
+    assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
+
+
 @pytest.mark.parametrize("n", [9, 31])
 @pytest.mark.parametrize("element", ["f16", "bf16", "f32", "f64"])
 @pytest.mark.parametrize("op", ["softmax", "log_softmax", "softmax_backward", "log_softmax_backward"])
@@ -47,6 +72,30 @@ def test_short_odd_rows_are_exchanged(where: str, op: str, element: str, n: int)
     """A program of 128 rows, and one of the last three. (The interpreter has no ``tl.where`` of bf16 and a number.)"""
     plan = tp.plan(build(op, (131, n), element=element), target=target(where), kernel="rows")
     assert "packed" in plan.launches[0].kernel.__name__
+    assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
+
+
+@pytest.mark.parametrize("n", [8193, 16383, 17002])
+@pytest.mark.parametrize("op", ["softmax_backward", "log_softmax_backward"])
+@pytest.mark.parametrize("where", WHERE)
+def test_long_rows_between_vectors_are_read_by_vectors(where: str, op: str, n: int) -> None:
+    """From each of a vector's elements on; with elements of the first and last vector alone, and with neither."""
+    plan = tp.plan(build(op, (9, n), element="f16"), target=target(where), kernel="looped")
+    assert "shifted" in plan.launches[0].kernel.__name__
+    assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
+
+
+@pytest.mark.parametrize("shape", [(41, 7, 6), (9, 7, 600)])
+@pytest.mark.parametrize("op", ["softmax", "log_softmax_backward"])
+@pytest.mark.parametrize("where", WHERE)
+def test_rows_among_others_are_numbered_row_major(where: str, op: str, shape: tuple[int, int, int]) -> None:
+    """Programs of 128 rows at many outer points, and of one row."""
+    desc = build(op, shape, element="f16")
+    layouts = {o.name: Layout.strided(unit_axis=1 if o.name == "out" else 2) for o in desc.operands()}
+    plan = tp.plan(desc.replace(layouts=layouts), target=target(where), kernel="rows")
+    launch, rows = plan.launches[0], shape[0] * shape[1]
+    assert launch.args["blocks"] is None
+    assert launch.grid == -(-rows // launch.constexprs["ROWS"])
     assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
 
 

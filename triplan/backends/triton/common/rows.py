@@ -49,9 +49,12 @@ class Rows:
         vectors: whether a thread may load 16 bytes of a row at once. Otherwise it holds an address for each element.
         together: elements of each row that one load may have.
         neighbours: adjacent rows that fill two sectors.
+        flat: whether a program's rows follow each other row-major, along two axes. No neighbours are then known to be
+            adjacent, as the next may be at another outer point.
     """
 
-    def __init__(self, desc: RowsDescriptor) -> None:
+    def __init__(self, desc: RowsDescriptor, flat: bool = False) -> None:
+        self.flat = flat
         shape, fields = desc.input_shape, type(desc).model_fields
         named = [getattr(desc, name) for name in fields if AXIS in fields[name].metadata]
         self.axis = axis = named[0] if named else len(shape) - 1
@@ -70,7 +73,7 @@ class Rows:
                 """The lanes lie along the axis where neighbours are adjacent in most operands, of such the longest. Few
                 neighbours are worth it only where they are adjacent in all."""
                 n, adjacent = shape[g[0]], sum(self._step(o, g[0]) is None for o in operands)
-                return (0, 0) if in_order else (adjacent if n >= FEWEST or adjacent == len(operands) else 0, n)
+                return (0, 0) if in_order or flat else (adjacent if n >= FEWEST or adjacent == len(operands) else 0, n)
 
             groups = sorted([[a] for a in others], key=preference)
         self._groups, self._sizes = groups, [math.prod(shape[a] for a in g) for g in groups]
@@ -94,7 +97,7 @@ class Rows:
 
     def _is_adjacent(self, o: Operand) -> bool:
         """Whether neighbouring rows of ``o`` are adjacent in memory."""
-        return bool(self._groups) and self._step(o, self._groups[-1][-1]) is None
+        return not self.flat and bool(self._groups) and self._step(o, self._groups[-1][-1]) is None
 
     def _is_gapped(self, o: Operand) -> bool:
         return self._nearer and self._step(o, self.axis) is not None and not self._is_adjacent(o)
@@ -124,14 +127,16 @@ class Rows:
         if self.n == 1 and lane is None and self.lanes % (16 // o.element.itemsize):
             lane = Int(1)  # no vector of an odd number of elements is loaded at once: threads would access every eighth
         turned = Int(1) if turns and self._is_gapped(o) else None
-        return (padded(outer, Int(0, True, 16)) if outer else None, lane, self._step(o, self.axis), turned)
+        found = tuple(outer) if self.flat else padded(outer, Int(0, True, 16)) if outer else None
+        return (found, lane, self._step(o, self.axis), turned)
 
     def sizes(self, turned: bool = False) -> dict[str, Arg]:
         """The kernels' arguments for sizes; if blocks are ``turned``, with what masks of vectors need of both axes."""
-        wide = max(self.outer, self.lanes) >= I32_LIMIT
+        # (Numbers of flat rows go on to the end of the last program's tile.)
+        wide = (2 * self.count if self.flat else max(self.outer, self.lanes)) >= I32_LIMIT
         outer = [Int(n, wide) for n in self._sizes[:-1]]
         return {
-            "sizes": padded(outer, Int(1, wide)) if outer else None,
+            "sizes": tuple(outer) if self.flat else padded(outer, Int(1, wide)) if outer else None,
             "lanes": Int(self.lanes, wide, power_of_two_in(self.lanes) if self.across or turned else 1),
             "n": Int(self.n, self.n >= I32_LIMIT, power_of_two_in(self.n) if self.unit or turned else 1),
         }
@@ -154,7 +159,8 @@ class Rows:
 
     def programs(self, tile: Tile, blocks: int | None = None) -> int:
         """Programs of ``blocks`` blocks of every row, of one ``tile`` each; by default of those that cover all rows."""
-        return self.outer * self.groups(tile.rows) * (self.blocks(tile) if blocks is None else blocks)
+        groups = -(-self.count // tile.rows) if self.flat else self.outer * self.groups(tile.rows)
+        return groups * (self.blocks(tile) if blocks is None else blocks)
 
     def numerics(self, name: str, operands: Sequence[Operand]) -> str | None:
         """The numerics id: ``name``, which holds all else that decides bits, and the promised layouts: how many
@@ -172,6 +178,14 @@ class Rows:
         return f"{kind}{min(o.alignment, 16)}{multiple}"
 
     # --- tiles ---
+
+    def scattered(self) -> bool:
+        """Whether rows lie along two axes, and those of a program along the first, adjacent in no operand, while those
+        along the second are adjacent in some."""
+        found, apart = [g[0] for g in self._groups], not (self.unit or self.across or self.crossed)
+        if not apart or not self._nearer or len(found) != 2 or found[0] < found[1]:
+            return False
+        return any(self._step(o, found[0]) is None for o in self.operands)
 
     def begins_anywhere(self, block: int, shortest: int = FEW_WARPS_FROM) -> bool:
         """Whether few warps may share a tile of whole rows, ``block`` long: its rows begin between two vectors."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
@@ -37,6 +38,8 @@ WRITTEN = (4, 2)
 MOST_NARROW = 32768
 NARROW_EACH = 128
 rows_of: Callable[[RowsDescriptor], Rows] = fact(Rows)
+#: Of rows that are numbered row-major.
+flat_rows_of: Callable[[RowsDescriptor], Rows] = fact(partial(Rows, flat=True))
 
 
 class Entry(ABC):
@@ -72,7 +75,7 @@ class Entry(ABC):
         self.desc, self.element, self.compute = desc, desc.element, desc.element.compute
         self.backward = desc.op.endswith("_backward")
         #: Where the rows lie.
-        self.rows = rows_of(desc)
+        self.rows = self.find_rows(desc)
         read = [o for o in self.rows.operands if o.role is not Role.OUTPUT]
         #: The operands whose rows are read or written, those with both twice; those that are read to reduce rows.
         self.moved = [*read, *(o for o in self.rows.operands if o.is_written)]
@@ -101,6 +104,10 @@ class Entry(ABC):
         return {}
 
     # --- what a kernel gives ---
+
+    def find_rows(self, desc: RowsDescriptor) -> Rows:
+        """Where the rows lie, and how they are numbered."""
+        return rows_of(desc)
 
     @abstractmethod
     def find_tile(self) -> Tile | None:
@@ -198,7 +205,7 @@ class Entry(ABC):
         is None. By default of ``programs`` programs of ``tile``. ``registers``: a thread's at most; ``fuses``: see
         Launch."""
         tile = tile or self.tile
-        groups = Int(self.rows.groups(tile.rows))
+        groups = None if self.rows.flat else Int(self.rows.groups(tile.rows))
         given = {"blocks": groups, "groups": groups, **self.given, **(args or {})}
         own = {"COMPUTE": TL[self.compute], "ROWS": tile.rows, "BLOCK": tile.block}
         known = {**own, **self.constants(), **constants}

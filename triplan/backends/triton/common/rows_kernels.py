@@ -10,7 +10,8 @@ is one index into all outer dimensions. Every kernel takes
 - ``sizes``: extents of the outer dimensions, innermost first, like their strides. None if there are none: the
   divisions of 64-bit integers would cost more than a short row's own work;
 - ``lanes`` and ``n``: extents;
-- ``blocks``: groups of ROWS lanes at one outer point; in ``split`` kernels, blocks of a row.
+- ``blocks``: groups of ROWS lanes at one outer point, None where rows are numbered through all of these; in ``split``
+  kernels, blocks of a row.
 """
 
 # mypy: ignore-errors
@@ -51,7 +52,9 @@ def outer_offset(outer, sizes, strides):
     ``outer``: a scalar or a block of integers. The products have 64 bits even if ``strides`` have 32.
     """
     offset = tl.zeros((), tl.int64)
-    if sizes is not None:
+    if sizes is not None and len(sizes) == 1:
+        offset = outer.to(tl.int64) * strides[0]
+    elif sizes is not None:
         for d in tl.static_range(len(sizes)):
             offset += (outer % sizes[d]).to(tl.int64) * strides[d]
             outer = outer // sizes[d]
@@ -145,9 +148,26 @@ def group_start(group, blocks, lanes, sizes, ROWS: tl.constexpr):
 
 @jit
 def group_lanes(group, blocks, lanes, sizes, ROWS: tl.constexpr):
-    """(outer point, lanes [ROWS, 1]) of group number ``group``, as in ``group_start``."""
-    outer, first = group_start(group, blocks, lanes, sizes, ROWS)
-    return outer, first + tl.arange(0, ROWS)[:, None]
+    """(outer point, lanes [ROWS, 1]) of group number ``group``, as in ``group_start``.
+
+    With ``blocks`` of None there is one outer dimension, the group's rows follow each other row-major, and outer points
+    are [ROWS, 1] too. The lane of a row past the last one is ``lanes``.
+    """
+    if blocks is None:
+        first = group.to(lanes.dtype) * ROWS
+        outer = first // lanes
+        lane = first - outer * lanes + tl.arange(0, ROWS)[:, None]
+        # A row's own quotient is of small numbers, or 0 or 1: a division of integers would cost more than its elements.
+        if lanes >= ROWS:
+            more = (lane >= lanes).to(lanes.dtype)
+        else:
+            more = ((lane.to(tl.float32) + 0.5) * (1.0 / lanes)).to(lanes.dtype)
+        outer += more
+        lane = tl.where(outer < sizes[0], lane - more * lanes, lanes)
+    else:
+        outer, first = group_start(group, blocks, lanes, sizes, ROWS)
+        lane = first + tl.arange(0, ROWS)[:, None]
+    return outer, lane
 
 
 # --- maths ---

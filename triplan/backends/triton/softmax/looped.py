@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile
@@ -13,6 +16,9 @@ from triplan.sku import Target
 #: How much longer than estimated loops take along rows that begin between two vectors, forward and backward (there of
 #: 16 bits, and of long rows). (This and what follows: from drawn problems on an H200.)
 ODD_ROWS = (1.7, 1.3)
+#: Longest rows of which that is said even where they are read by vectors: ``rows`` has been compared with what such
+#: loops took before.
+SHIFTED_FROM = 16384
 #: Microseconds of a loop.
 LOOP_US = 0.3
 #: Elements of several rows that a multiprocessor has in a microsecond: forward of 16 bits, forward of more, backward;
@@ -20,8 +26,8 @@ LOOP_US = 0.3
 SEVERAL_PER_US, ALONE = (2500.0, 1800.0, 1500.0), 1.1
 #: Elements that a program has in a microsecond forward, of a row with gaps, and of one that begins between two vectors.
 SINGLE_PER_US = (1500.0, 3500.0)
-#: What the second loop's reads cost, and backward where vectors are loaded.
-CACHED_SHARE = (0.35, 0.05)
+#: What the second loop's reads cost; and where vectors are loaded, backward, and forward of so many elements and rows.
+CACHED_SHARE, CACHED_FROM, CACHED_ROWS = (0.35, 0.05), 8192, 512
 #: Elements of a tile of few rows.
 FEW_BLOCK = 4096
 #: Bytes of a row above which the L2 cache holds the rows of one program on each multiprocessor, not of two.
@@ -32,9 +38,20 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
     which = (kernels.softmax_looped_kernel, kernels.softmax_backward_looped_kernel)
     priority = 2
 
+    sku_version = 2  # backward reads rows that begin between two vectors by vectors
+
     def __init__(self, desc: AnySoftmaxDescriptor) -> None:
         super().__init__(desc)
-        self.cached_share = CACHED_SHARE[self.backward and self.rows.vectors]
+        r, narrow = self.rows, self.element.itemsize == 2
+        cached = self.backward or (narrow and r.n > CACHED_FROM and r.count >= CACHED_ROWS)
+        self.cached_share = CACHED_SHARE[cached and (r.vectors or self.shifted())]
+        self.version = 3 if self.shifted() else 2
+
+    def shifted(self) -> bool:
+        """Whether programs read vectors from the one on that a row begins in: all operands' rows begin alike."""
+        r = self.rows
+        alike = r.unit and not r.vectors and all(o.layout.packed and o.alignment >= 16 for o in r.operands)
+        return self.backward and self.element.itemsize == 2 and alike and self.tile.block < r.n
 
     def find_tile(self) -> Tile:
         if few := self.few_rows(FEW_BLOCK // self.rows.beside()):
@@ -51,14 +68,24 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
         us, r, narrow = super().us(target), self.rows, self.element.itemsize == 2
         if self.tile.rows > 1:
             per_us = SEVERAL_PER_US[2 if self.backward else 0 if narrow else 1]
-            block_us = self.tiles_us(self.tile, self.programs(), per_us, target, ALONE if narrow else 1.0)
+            # Up to two programs of a multiprocessor all run at a time: the busiest has two where others have one.
+            alone = 2.0 if 1 < self.programs() / max(target.sm_count, 1) <= 2 else ALONE if narrow else 1.0
+            block_us = self.tiles_us(self.tile, self.programs(), per_us, target, alone)
             us = max(us, LAUNCH_US + r.blocks(self.tile) * block_us)
         elif not r.vectors:
-            if r.unit and (narrow or not self.backward or self.long()):
+            estimated = not self.shifted() or r.n <= SHIFTED_FROM
+            if estimated and r.unit and (narrow or not self.backward or self.long()):
                 us = LAUNCH_US + ODD_ROWS[self.backward] * (us - LAUNCH_US)
             if not self.backward:
                 us = max(us, LAUNCH_US + r.n / SINGLE_PER_US[r.unit])
         return us + LOOP_US
+
+    def constants(self) -> dict[str, Any]:
+        vector = {"VECTOR": 16 // self.element.itemsize} if self.shifted() else {}
+        return {**super().constants(), **vector}
+
+    def main(self) -> list[Launch]:
+        return [self.launch(kernels.softmax_backward_shifted_kernel)] if self.shifted() else super().main()
 
     def unroll(self) -> int:
         most = 4 if not self.backward else 2 if self.rows.vectors else 1

@@ -136,3 +136,57 @@ def softmax_backward_looped_kernel(
             g = gradient_of(loaded[2 * u].to(COMPUTE), loaded[2 * u + 1].to(COMPUTE), total, LOG)
             dx_at = to + axis_offset(col, dx_strides[2])
             store_rows(dx_at, g.to(dx.dtype.element_ty), inside & (col < n), dx_strides, "evict_first")
+
+
+@jit
+def softmax_backward_shifted_kernel(
+    dout,
+    out,
+    dx,
+    n,
+    LOG: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """dx = out * (dout - sum(dout * out)) along each row; with LOG, dx = dout - exp(out) * sum(dout).
+
+    dout, out, dx: [rows, n] of f16 or bf16, packed, aligned. A program walks along a row by blocks of BLOCK elements.
+    The row begins ``skipped`` elements behind an aligned vector of VECTOR elements, the same in every operand.
+
+    The row is read from that vector on, up to the end of its last one; the elements beside it are ignored. Element k is
+    added to accumulator (k + skipped) % BLOCK. The accumulators are moved back by ``skipped`` before they are reduced:
+    the bits of a row do not depend on where it begins. Vectors that lie within the row are written as such, and the
+    other elements of the first and the last one by themselves.
+    """
+    row = tl.program_id(0)
+    skipped = (row % VECTOR) * (n % VECTOR).to(tl.int32) % VECTOR
+    start = tl.multiple_of(row.to(tl.int64) * n - skipped, VECTOR)
+    end = n + skipped
+    steps = tl.cdiv(end, BLOCK)
+    total = tl.zeros((BLOCK,), COMPUTE)
+    for step in range(steps):
+        place = step * BLOCK + tl.arange(0, BLOCK)
+        known = place // VECTOR * VECTOR < end
+        dy = tl.load(dout + start + place, mask=known, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+        y = dy
+        if not LOG:
+            y = tl.load(out + start + place, mask=known, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+        total += tl.where((place >= skipped) & (place < end), gradient_term(dy, y, LOG), 0.0)
+    total = tl.sum(tl.gather(total, (tl.arange(0, BLOCK) + skipped) % BLOCK, 0), 0)
+    for step in range(steps):
+        place = (steps - 1 - step) * BLOCK + tl.arange(0, BLOCK)
+        vector = place // VECTOR * VECTOR
+        whole = (vector >= skipped) & (vector <= end - VECTOR)
+        dy = tl.load(dout + start + place, mask=whole, other=0.0, eviction_policy="evict_first").to(COMPUTE)
+        y = tl.load(out + start + place, mask=whole, other=0.0, eviction_policy="evict_first").to(COMPUTE)
+        g = gradient_of(dy, y, total, LOG).to(dx.dtype.element_ty)
+        tl.store(dx + start + place, g, mask=whole, eviction_policy="evict_first")
+    # What is left are elements of the first vector and of the one that the row ends in.
+    place = tl.arange(0, 2 * VECTOR)
+    place = tl.where(place < VECTOR, place, place - VECTOR + end // VECTOR * VECTOR)
+    vector = place // VECTOR * VECTOR
+    live = (place >= skipped) & (place < end) & ((vector < skipped) | (vector > end - VECTOR))
+    dy = tl.load(dout + start + place, mask=live, other=0.0).to(COMPUTE)
+    y = tl.load(out + start + place, mask=live, other=0.0).to(COMPUTE)
+    tl.store(dx + start + place, gradient_of(dy, y, total, LOG).to(dx.dtype.element_ty), mask=live)

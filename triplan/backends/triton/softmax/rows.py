@@ -7,10 +7,12 @@ from typing import Any
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power
-from triplan.backends.triton.common.rows_entries import MOST_NARROW, WholeRows
+from triplan.backends.triton.common.rows import Rows
+from triplan.backends.triton.common.rows_entries import MOST_NARROW, WholeRows, flat_rows_of
 from triplan.backends.triton.common.tiles import Tile, registers_for
 from triplan.backends.triton.softmax import rows_kernels as kernels
 from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
+from triplan.descriptors.base import RowsDescriptor
 from triplan.descriptors.softmax import AnySoftmaxDescriptor
 from triplan.sku import Target
 
@@ -18,6 +20,11 @@ from triplan.sku import Target
 #: of 65 then has five parts of 16 elements, in place of 128: no lane is idle but in the last, and a warp exchanges two
 #: rows at a time, of shorter ones more.
 PARTS = 8
+#: Rows of 16 bits in tiles of up to 64 have longer parts if they have more than MORE eighths of the tile: shorter ones
+#: fill less of their sectors, which then costs more than idle lanes. Parts of LEAST_PART elements, or half of the tile;
+#: in tiles of 64, of WIDE_PART backward or where results have gaps, if rows have another eighth. Forward to packed rows
+#: short parts are the best up to there. (Rows of 9 to 63 elements on an H200.)
+LEAST_PART, WIDE_PART, MORE = 16, 32, 5
 #: The shortest tile that is divided; and elements of a program that has several rows, and its warps: with fewer it took
 #: longer on an H100.
 DIVIDED_FROM, SEVERAL, SEVERAL_WARPS = 16, 1024, 4
@@ -28,9 +35,9 @@ GAPPED = 1024
 #: Bytes of compute elements up to which a thread has whole rows, a vector of neighbours, where these lie side by side;
 #: and bytes that such a program loads at least, if it has few warps: smaller ones leave memory idle.
 MOST_BESIDE, SHORT_BYTES = 256, 4096
-#: How much longer than estimated long rows take backward of which a quarter of the lanes or more has no element, and
-#: the shortest such tile. (From drawn problems on an H200.)
-IDLE, IDLE_FROM = 1.15, 8192
+#: How much longer than estimated long rows take of which a quarter of the lanes or more has no element, forward and
+#: backward, and the shortest such tile. (From drawn problems on an H200.)
+IDLE, IDLE_FROM = (1.07, 1.15), 8192
 #: Of tiles whose rows are adjacent in some operands alone: elements that a program has in a microsecond, but for the
 #: first LATENT ones; and elements of a multiprocessor in one, forward and backward (half as many in tiles of more than
 #: CROSSED_TILE). (From drawn problems on an H200.)
@@ -38,7 +45,7 @@ CROSSED_EACH, LATENT, CROSSED_PER_US, CROSSED_TILE = 2200.0, 1500, (3000.0, 2600
 
 
 class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
-    sku_version = 2  # short odd rows are exchanged, and shorter ones have other tiles
+    sku_version = 3  # short odd rows of 16 bits have fewer parts
     which = (kernels.softmax_rows_kernel, kernels.softmax_backward_rows_kernel)
     longest = (32768, 16384)  # registers hold one operand (forward), or two (backward)
     narrow_above = (16384, MOST_NARROW)
@@ -48,9 +55,16 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         super().__init__(desc)
         divided = self.divided()
         #: Elements of a part of a row.
-        self.part = self.tile.block // PARTS if divided else self.tile.block
+        self.part = self.find_part() if divided else self.tile.block
         short = self.rows.across and self.tile.rows > self.rows.neighbours
-        self.version = 6 if self.exchanged() else 4 if divided else 5 if short else 2
+        parts = 7 if self.part > self.tile.block // PARTS else 4
+        self.version = 6 if self.exchanged() else parts if divided else 5 if short else 2
+
+    def find_rows(self, desc: RowsDescriptor) -> Rows:
+        """Rows that lie among others are numbered row-major: those of a program then share sectors of memory. (Where no
+        operand has the others adjacent, that was slower on an H200.)"""
+        found = super().find_rows(desc)
+        return flat_rows_of(desc) if found.scattered() else found
 
     def exchanged(self) -> bool:
         """Whether programs read and write consecutive elements of packed rows, which begin between two vectors."""
@@ -60,6 +74,15 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
 
     def divided(self) -> bool:
         return not self.exchanged() and self.rows.begins_anywhere(ceil_power(self.rows.n), DIVIDED_FROM)
+
+    def find_part(self) -> int:
+        """Elements of a part of a row that is divided."""
+        block, written = self.tile.block, [o for o in self.rows.operands if o.is_written]
+        wide = block == 64 and (self.backward or not all(o.layout.packed for o in written))
+        least = MORE + (block == 64 and not wide)
+        if self.element.itemsize > 2 or block > 64 or 8 * self.rows.n <= least * block:
+            return block // PARTS
+        return WIDE_PART if wide and 8 * self.rows.n > (MORE + 1) * block else min(LEAST_PART, block // 2)
 
     def find_tile(self) -> Tile | None:
         block = ceil_power(self.rows.n)
@@ -88,8 +111,8 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
 
     def us(self, target: Target) -> float:
         us, tile = super().us(target), self.tile
-        if self.backward and self.rows.vectors and tile.block >= IDLE_FROM and 4 * self.rows.n <= 3 * tile.block:
-            us = LAUNCH_US + IDLE * (us - LAUNCH_US)
+        if self.rows.vectors and tile.block >= IDLE_FROM and 4 * self.rows.n <= 3 * tile.block:
+            us = LAUNCH_US + IDLE[self.backward] * (us - LAUNCH_US)
         if not self.rows.crossed or tile.rows == 1:
             return us
         alone = (tile.rows * tile.block - LATENT) / CROSSED_EACH

@@ -130,7 +130,7 @@ def _load_packed(x, first, rows, n, other, COMPUTE: tl.constexpr, ROWS: tl.const
         v = tl.load(at, mask=place < ROWS * n)  # (a multiple of a vector)
     else:
         v = tl.load(at, mask=place < (rows - first) * n)
-    own = tl.arange(0, ROWS)[None, :] * n + tl.minimum(col, n - 1)
+    own = tl.arange(0, ROWS)[None, :] * n + col  # behind a row lie elements of the next, or of no row
     v = tl.reshape(tl.gather(v, tl.reshape(own, (ROWS * BLOCK,)), 0), (BLOCK, ROWS))
     return tl.where(col < n, v.to(COMPUTE), other)
 
@@ -139,8 +139,9 @@ def _load_packed(x, first, rows, n, other, COMPUTE: tl.constexpr, ROWS: tl.const
 def _store_packed(out, v, first, rows, n, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Store ``v`` [BLOCK, ROWS] where ``_load_packed`` reads it."""
     place = tl.arange(0, ROWS * BLOCK)
-    row = ((place.to(tl.float32) + 0.5) * (1.0 / n)).to(tl.int32)  # place // n
-    own = tl.minimum(row, ROWS - 1) * BLOCK + (place - row * n)
+    # place // n, exact for places below 2**16. (Conversions between integers and floats take as long as exponentials.)
+    row = tl.umulhi(place.to(tl.uint32), (place * 0).to(tl.uint32) + (0xFFFFFFFF // n.to(tl.uint32) + 1)).to(tl.int32)
+    own = (place + row * (BLOCK - n)) & (ROWS * BLOCK - 1)  # row * BLOCK + place % n; behind the last row, of any
     v = tl.gather(tl.reshape(tl.trans(v), (ROWS * BLOCK,)), own, 0)
     at = out + first.to(tl.int64) * n + place
     if first + ROWS <= rows:

@@ -30,11 +30,19 @@ class SoftmaxEntry(Entry):
             return None
         return Tile(rows, block, warps_for(rows * block, self.element.itemsize))
 
+    def traffic(self) -> tuple[int, int]:
+        """As of any rows; but the sum of log_softmax's backward has terms of ``dout`` alone."""
+        first, second = super().traffic()
+        late = self.rows.n * self.element.itemsize if self.desc.op == "log_softmax_backward" else 0
+        return first - late, second + late
+
     def tiles_us(self, tile: Tile, programs: int, per_us: float, target: Target, alone: float = 1.0) -> float:
         """Microseconds of ``programs`` of a ``tile`` of several rows, bound by instructions: ``per_us`` elements of a
-        multiprocessor in one, and ``alone``, the part of its time that a program takes which is alone on one."""
+        multiprocessor in one, and ``alone``, the part of its time that a program takes which is alone on one. Rows that
+        a tile lacks cost nothing."""
         wide = WIDE if self.element is ElementKind.F64 else 1.0
-        return wide * tile.rows * tile.block * max(programs / max(target.sm_count, 1), alone) / per_us
+        held = self.rows.lanes / max(self.rows.groups(tile.rows), 1)  # rows of a tile that exist
+        return wide * held * tile.block * max(programs / max(target.sm_count, 1), alone) / per_us
 
     def constants(self) -> dict[str, Any]:
         return {"LOG": self.desc.op.startswith("log_")}
