@@ -28,6 +28,8 @@ ROW_BYTES = 64
 #: Counters of a thread at most if all tensors are contiguous along rows, and if these begin within one: it evaluates
 #: one more then. Threads below which it has fewer. Untuned.
 COUNTERS, ODD_COUNTERS, THREADS = 4, 8, 1 << 18
+#: The same of rows that begin within a counter, if no x is read: a loop goes over the counters. Untuned.
+LOOPED_COUNTERS = 12
 #: Bytes of a row of x up to which one thread reads it, if out is contiguous across rows: a line of the cache, which
 #: stays in L1 until its last element is read.
 SHORT_ROW = 128
@@ -102,7 +104,8 @@ def geometry(desc: RandomDescriptor) -> Geometry:
     is_short = columns.size * max(o.element.itemsize for o in tensors(desc)) <= SHORT_ROW
     if across is not None and across.strides[1] == 1 and (is_short or all(s == 1 for s in across.strides[2:])):
         most = ceil_power(max(desc.operand("out").numel // (shared * THREADS), 1))
-        most = min(most, COUNTERS if is_aligned([*outer, across], shared) else ODD_COUNTERS)
+        odd = ODD_COUNTERS if desc.op in READING else LOOPED_COUNTERS
+        most = min(most, COUNTERS if is_aligned([*outer, across], shared) else odd)
         wanted = -(-columns.size // shared)
         parts = -(-wanted // most)
         width = shared * -(-wanted // parts)  # parts of a row have about as many

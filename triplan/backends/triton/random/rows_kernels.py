@@ -138,27 +138,37 @@ def _write_beside(
     SHARED: tl.constexpr = 2 if WIDE else 4
     ALL: tl.constexpr = 2**63 - 1 if WIDE else 2**62 - 1
     seed, offset = state_of(state)
-    given = ()  # all of x before the first store, behind which no load may be moved
-    if x is not None:
+    own = elements_of(seed, offset, counter & ALL, parameters, NUMBER, PAIRED, WIDE)
+    if x is None:
+        # No unrolled loop: the compiler would compute all numbers before it stores one. Of normal f32 that takes 184
+        # registers, with which two programs are resident.
+        for group in tl.range(GROUPS):
+            if SKIPS:
+                following = elements_of(seed, offset, (counter + (group + 1)) & ALL, parameters, NUMBER, PAIRED, WIDE)
+                found = _later(own, following, skipped, WIDE)
+                own = following
+            else:
+                found = elements_of(seed, offset, (counter + group) & ALL, parameters, NUMBER, PAIRED, WIDE)
+            for i in tl.static_range(SHARED):
+                value = found[i] if PAIRED else NUMBER(found[i], None, parameters, out.dtype.element_ty)
+                tl.store(out_at, value.to(out.dtype.element_ty), mask=column + (group * SHARED + i) < columns)
+                out_at += out_step
+    else:
+        given = ()  # all of x before the first store, behind which no load may be moved
         for i in tl.static_range(GROUPS * SHARED):
             given = given + (tl.load(x_at, mask=column + i < columns),)
             x_at += x_step
-    own = elements_of(seed, offset, counter & ALL, parameters, NUMBER, PAIRED, WIDE)
-    for group in tl.static_range(GROUPS):
-        found = own
-        if SKIPS or group + 1 < GROUPS:
-            following = elements_of(seed, offset, (counter + (group + 1)) & ALL, parameters, NUMBER, PAIRED, WIDE)
-            if SKIPS:
-                found = _later(own, following, skipped, WIDE)
-            own = following
-        for i in tl.static_range(SHARED):
-            live = column + (group * SHARED + i) < columns
-            value = found[i]
-            if not PAIRED:
-                x_value = None if x is None else given[group * SHARED + i]
-                value = NUMBER(value, x_value, parameters, out.dtype.element_ty)
-            tl.store(out_at, value.to(out.dtype.element_ty), mask=live)
-            out_at += out_step
+        for group in tl.static_range(GROUPS):
+            found = own
+            if SKIPS or group + 1 < GROUPS:
+                following = elements_of(seed, offset, (counter + (group + 1)) & ALL, parameters, NUMBER, PAIRED, WIDE)
+                if SKIPS:
+                    found = _later(own, following, skipped, WIDE)
+                own = following
+            for i in tl.static_range(SHARED):
+                value = NUMBER(found[i], given[group * SHARED + i], parameters, out.dtype.element_ty)
+                tl.store(out_at, value.to(out.dtype.element_ty), mask=column + (group * SHARED + i) < columns)
+                out_at += out_step
 
 
 @jit
