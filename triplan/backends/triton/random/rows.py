@@ -144,14 +144,18 @@ def rows(desc: RandomDescriptor, target: Target) -> list[Launch]:
         return []
     g, wide = geometry(desc), desc.operand("out").numel >= I32_LIMIT
 
-    def along(dim: Dim, i: int) -> Arg:
-        stride = dim.strides[i]
-        return Int(stride, True) if i == 0 and isinstance(stride, int) else stride_arg(tensors(desc)[i - 1], stride)
-
     def strides(i: int) -> Arg:
         """Those of the index (0) or of a tensor; None for 1, along which accesses are consecutive."""
-        tile = (None if dim is None or dim.strides[i] == 1 else along(dim, i) for dim in (g.across, g.columns))
-        return padded([along(dim, i) for dim in g.outer], Int(0, True, 16)), *tile
+        o = tensors(desc)[max(i - 1, 0)]
+        tile = [dim for dim in (g.across, g.columns) if dim]
+        far = i == 0 or o.numel >= I32_LIMIT or any(isinstance(d.strides[i], Along) for d in (*g.outer, *tile))
+
+        def along(dim: Dim) -> Arg:
+            stride = dim.strides[i]
+            return Int(stride, far) if i == 0 and isinstance(stride, int) else stride_arg(o, stride, far)
+
+        known = (None if dim is None or dim.strides[i] == 1 else along(dim) for dim in (g.across, g.columns))
+        return padded([along(dim) for dim in g.outer], Int(0, far, 16)), *known
 
     lines = g.across.size if g.across else math.prod(d.size for d in g.outer)
     args = {

@@ -6,10 +6,15 @@
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
-from triplan.backends.triton.common.offsets_kernels import load_tile, quotient, store_tile, unravel
+from triplan.backends.triton.common.offsets_kernels import load_tile, quotient, steps, store_tile, unravel
 from triplan.backends.triton.common.philox_kernels import as_i64, keep, state_of
-from triplan.backends.triton.common.rows_kernels import axis_offset
 from triplan.backends.triton.random.shared_kernels import elements_of, pairs
+
+
+@jit
+def _along(position, stride):
+    """position * stride, where a stride of None is 1. Negative positions, which are masked, give any number."""
+    return position if stride is None else steps(position, stride)
 
 
 @jit
@@ -17,7 +22,7 @@ def _start(outer, row, sizes, strides, TURNED):
     """Offset of the first element of each row. strides: (along ``sizes``, along the rows of a tile if TURNED)."""
     at = unravel(outer, sizes, strides[0])
     if TURNED:
-        at = at + axis_offset(row, strides[1])
+        at = at + _along(row, strides[1])
     return at
 
 
@@ -33,14 +38,14 @@ def _write(
     a, b = pairs(state, counter, WIDE)
     given = None
     if x is not None:
-        at = x + (x_start[:, None] + axis_offset(column, x_strides[2]))
+        at = x + (x_start[:, None] + _along(column, x_strides[2]))
         given = load_tile(at, live, None, x_strides[2] is None or (TURNED and x_strides[1] is None))
     if PAIRED:
         first, second = NUMBER(a, b, parameters)
         found = tl.join(first, second).reshape(live.shape)
     else:
         found = NUMBER(tl.join(a, b).reshape(live.shape), given, parameters, out.dtype.element_ty)
-    to = out + (out_start[:, None] + axis_offset(column, out_strides[2]))
+    to = out + (out_start[:, None] + _along(column, out_strides[2]))
     store_tile(to, found.to(out.dtype.element_ty), live, out_strides[2] is None or (TURNED and out_strides[1] is None))
 
 
