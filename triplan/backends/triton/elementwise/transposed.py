@@ -81,12 +81,9 @@ def _accesses(desc: ElementwiseDescriptor, turned: int | None) -> float:
     found, count = geometry.dims(desc), 0.0
     for i, o in enumerate(geometry.tensors(desc)):
         along = turned if turned is not None and geometry.are_turned(desc, turned)[i] else len(found) - 1
-        apart = [
-            o.layout.stride_multiple if isinstance(d.strides[i], Along) else d.strides[i]
-            for at, d in enumerate(found)
-            if at != along
-        ]
-        vector = math.gcd(16, *(n * o.element.itemsize for n in (found[along].size, *apart)))
+        others = [d.strides[i] for at, d in enumerate(found) if at != along]
+        apart = [o.layout.stride_multiple if isinstance(s, Along) else s for s in others]
+        vector = math.gcd(o.alignment, 16, *(n * o.element.itemsize for n in (found[along].size, *apart)))
         vector = vector if found[along].strides[i] in (0, 1) else o.element.itemsize
         count += o.numel * o.element.itemsize * (1 / vector - 1 / 16)
     return count
