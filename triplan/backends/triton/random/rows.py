@@ -19,6 +19,9 @@ from triplan.sku.facts import fact
 
 #: Warps of a program.
 WARPS = 4
+#: Registers of a thread that writes part of a tile and reads no x, at most: randint would take up to 168, with which
+#: three programs are resident. (Those that read x spill on an A100.)
+REGISTERS = 96
 #: Time relative to packed results. Untuned.
 SLOWDOWN = 1.2
 #: Rows, at least and at most, of a tile that is contiguous along them: a sector of 16-bit elements, and four. Untuned.
@@ -170,10 +173,10 @@ def rows(desc: RandomDescriptor, target: Target) -> list[Launch]:
         **constants(desc),
         "ALIGNED": is_aligned([d for d in (*g.outer, g.across) if d], g.shared),
     }
-    most: int | None = MAX_THREAD_REGISTERS
+    most: int | None = MAX_THREAD_REGISTERS if desc.op in READING else REGISTERS
     if g.threads:
         which, parts = kernels.beside_kernel, -(-g.columns.size // g.width)
-        most = MAX_THREAD_REGISTERS if desc.op in READING else None  # with fewer registers more programs are resident
+        most = MAX_THREAD_REGISTERS if desc.op in READING else None
         args |= {"rows": divisor(lines, wide), "parts": divisor(parts, wide), "threads": Int(g.threads, wide)}
         made |= {"GROUPS": g.width // g.shared, "BLOCK": 32 * WARPS}
     else:
