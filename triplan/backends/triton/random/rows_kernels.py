@@ -144,9 +144,10 @@ def _write_beside(
     ALL: tl.constexpr = 2**63 - 1 if WIDE else 2**62 - 1
     seed, offset = state_of(state)
     own = elements_of(seed, offset, counter & ALL, parameters, NUMBER, PAIRED, WIDE)
-    if x is None:
+    LOOPS: tl.constexpr = (x is None) and (SKIPS or not WIDE)
+    if LOOPS:
         # No unrolled loop: the compiler would compute all numbers before it stores one. Of normal f32 that takes 184
-        # registers, with which two programs are resident.
+        # registers, with which two programs are resident. (Of two elements a counter the loop would take longer.)
         for group in tl.range(GROUPS):
             if SKIPS:
                 following = elements_of(seed, offset, (counter + (group + 1)) & ALL, parameters, NUMBER, PAIRED, WIDE)
@@ -160,9 +161,10 @@ def _write_beside(
                 out_at += out_step
     else:
         given = ()  # all of x before the first store, behind which no load may be moved
-        for i in tl.static_range(GROUPS * SHARED):
-            given = given + (tl.load(x_at, mask=column + i < columns),)
-            x_at += x_step
+        if x is not None:
+            for i in tl.static_range(GROUPS * SHARED):
+                given = given + (tl.load(x_at, mask=column + i < columns),)
+                x_at += x_step
         for group in tl.static_range(GROUPS):
             found = own
             if SKIPS or group + 1 < GROUPS:
@@ -171,7 +173,10 @@ def _write_beside(
                     found = _later(own, following, skipped, WIDE)
                 own = following
             for i in tl.static_range(SHARED):
-                value = NUMBER(found[i], given[group * SHARED + i], parameters, out.dtype.element_ty)
+                value = found[i]
+                if not PAIRED:
+                    x_value = None if x is None else given[group * SHARED + i]
+                    value = NUMBER(value, x_value, parameters, out.dtype.element_ty)
                 tl.store(out_at, value.to(out.dtype.element_ty), mask=column + (group * SHARED + i) < columns)
                 out_at += out_step
 
