@@ -34,11 +34,14 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "add_scaled": operator.add,
     "sub_scaled": operator.sub,
 }
+#: Activations of which torch.nn.functional takes no tensor to write, but the operator that it calls does.
+ACTIVATIONS = ("celu", "elu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "mish", "relu", "silu")
 #: torch's function, where it has another name or other arguments.
 TORCH: dict[str, Callable[..., Any]] = {
     **OPERATORS,
+    **{name: getattr(aten, name) for name in ACTIVATIONS},
     "geglu": lambda x, y: functional.gelu(x) * y,
-    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "gelu_tanh": lambda x, **to: aten.gelu(x, approximate="tanh", **to),
     "glu": lambda x, y: x * torch.sigmoid(y),
     "log1pexp": functional.softplus,
     "nan_to_num": lambda x: torch.nan_to_num(x, 0.0, math.inf, -math.inf),
@@ -49,7 +52,7 @@ TORCH: dict[str, Callable[..., Any]] = {
     "round_decimals": torch.round,
     "softcap_tanh": lambda x: 30.0 * torch.tanh(x / 30.0),
     "swiglu": lambda x, y: functional.silu(x) * y,
-    "threshold": lambda x: functional.threshold(x, 0.0, 0.0),
+    "threshold": lambda x, **to: aten.threshold(x, 0.0, 0.0, **to),
     "truncate_divide": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
 }
 #: torch's kernels for gradients. Without one, autograd multiplies and adds as ``evaluated`` does.

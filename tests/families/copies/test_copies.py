@@ -52,6 +52,10 @@ def problems() -> Iterator[tp.Descriptor]:
     yield from (tp.PadDescriptor(element=e, input_shape=(3,), amounts=(-1, 2)) for e in ("f64", "i16", "bool"))
     yield tp.PadDescriptor(element="f32", input_shape=(0, 2), amounts=(2, 1, 0, 0))
     yield tp.CopyDescriptor(op="triu", element="f32", input_shape=(3, 1), amounts=(-1,))
+    for op, amount in (("tril", -3), ("tril", 70), ("triu", 65), ("triu", -(1 << 40))):  # rows longer than a tile
+        for x in (tp.Layout.strided(unit_axis=0), tp.Layout.strided(unit_axis=1, zero_axes=(0,))):
+            layouts = {"x": x, "out": tp.Layout.strided(unit_axis=1)}
+            yield tp.CopyDescriptor(op=op, element="f16", input_shape=(9, 300), amounts=(amount,), layouts=layouts)
     for element, widths in (("i8", (5, 40)), ("bf16", (16, 32, 64)), ("f64", (1, 0, 200, 7, 3)), ("bool", (1, 1))):
         yield tp.JoinDescriptor(element=element, rows=9, widths=widths)
         rows = tp.Layout.strided(unit_axis=1)

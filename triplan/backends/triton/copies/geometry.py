@@ -144,12 +144,16 @@ def base_args(desc: MoveDescriptor) -> dict[str, Arg]:
         return Ptr(name, element, o.alignment)
 
     value = next((o for o in desc.operands() if o.name == "value"), None)
-    sign = -1 if is_exchanged(desc) else 1
+    diagonal = None
+    if desc.op in ("tril", "triu"):  # beyond the numbers of points nothing changes
+        wide, sign = is_wide(desc), -1 if is_exchanged(desc) else 1
+        most = 2 ** (63 if wide else 31) - 1
+        diagonal = Int(sign * min(max(desc.by_axis[0], -most), most), wide)
     return {
         "x": pointer("x"),
         "value": None if value is None else Scalar("value", value.element, 0),
         "out": pointer("out"),
-        "diagonal": Int(sign * desc.by_axis[0], True) if desc.op in ("tril", "triu") else None,
+        "diagonal": diagonal,
     }
 
 

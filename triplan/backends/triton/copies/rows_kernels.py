@@ -59,14 +59,18 @@ def rows_kernel(
         loaded = load_tile(x_at, live & inside, outside(x, value, VALUE_TYPE), X_UNIT)
         store_tile(out_at, converted(loaded, out, CAST), live, OUT_UNIT)
     else:
-        live = (row < count)[:, None] & (column < columns)[None, :]
         position = row - quotient(row, dims[0][0]) * dims[0][0][0]
         nearest = first_column if TRIANGLE == 1 else first_column + BLOCK_COLUMNS - 1
         # The mask is per row, not per element: one that differs between columns would narrow the loads.
-        needed = (nearest - position) * TRIANGLE <= diagonal * TRIANGLE
-        loaded = load_tile(x_at, live & needed[:, None], 0, X_UNIT)
+        needed = ((nearest - position) * TRIANGLE <= diagonal * TRIANGLE)[:, None]
         keep = (column[None, :] - position[:, None]) * TRIANGLE <= diagonal * TRIANGLE
-        store_tile(out_at, tl.where(keep, loaded, 0), live, OUT_UNIT)
+        if (first_row + BLOCK_ROWS <= count) & (first_column + BLOCK_COLUMNS <= columns):
+            loaded = load_tile(x_at, needed, 0, X_UNIT)
+            store_tile(out_at, tl.where(keep, loaded, 0), None, OUT_UNIT)
+        else:
+            live = (row < count)[:, None] & (column < columns)[None, :]
+            loaded = load_tile(x_at, live & needed, 0, X_UNIT)
+            store_tile(out_at, tl.where(keep, loaded, 0), live, OUT_UNIT)
 
 
 @jit

@@ -7,6 +7,9 @@ import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 
+#: What lanes without an element compute with. A divisor of 0 would send a whole program to the slow path of ``fmod``.
+OTHER = tl.constexpr(1)
+
 
 @jit
 def _block(inputs, scalars, outputs, point, live, FUNCTION, STRIDES):
@@ -14,8 +17,10 @@ def _block(inputs, scalars, outputs, point, live, FUNCTION, STRIDES):
     for i in tl.static_range(len(inputs)):
         if STRIDES[i] == 0:
             values = values + (tl.load(inputs[i]),)
+        elif live is None:
+            values = values + (tl.load(inputs[i] + point),)
         else:
-            values = values + (tl.load(inputs[i] + point, mask=live),)
+            values = values + (tl.load(inputs[i] + point, mask=live, other=OTHER),)
     results = FUNCTION(values, scalars)
     for i in tl.static_range(len(outputs)):
         tl.store(outputs[i] + point, results[i], mask=live)

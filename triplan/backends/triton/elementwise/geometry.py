@@ -113,10 +113,11 @@ HELD = 64
 FEW = ((1 << 17, 2), (1 << 20, 4), (1 << 21, 8))
 
 
-def lanes(desc: ElementwiseDescriptor, loads: int = 1) -> int:
+def lanes(desc: ElementwiseDescriptor, loads: int = 1, few: Sequence[tuple[int, int]] = FEW) -> int:
     """Elements of each operand per thread: ``loads`` 16-byte vectors of the widest operand that is not broadcast.
 
-    Twice as many where what is written is narrower, as of comparisons; fewer where the problem has few elements.
+    Twice as many where what is written is narrower, as of comparisons; fewer where the problem has few elements:
+    ``few``, as FEW has them.
     """
     numel, count = desc.operands()[-1].numel, len(tensors(desc))
     widest = max(o.element.itemsize for o in tensors(desc) if o.numel == numel)
@@ -124,7 +125,7 @@ def lanes(desc: ElementwiseDescriptor, loads: int = 1) -> int:
     found = loads * 16 // widest * (2 if narrow else 1)
     while found * count > HELD and found > 1:
         found //= 2
-    return min([found, *(each for most, each in FEW if numel <= most)])
+    return min([found, *(each for most, each in few if numel <= most)])
 
 
 def bytes_us(desc: ElementwiseDescriptor, slowdown: float = 1.0) -> float:

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.offsets_kernels import tile_start, unravel
+from triplan.backends.triton.elementwise.flat_kernels import OTHER
 
 
 @jit
@@ -38,11 +39,11 @@ def rows_kernel(
     for i in tl.static_range(len(inputs)):
         if ROWS_VARY[i] and COLUMNS_VARY[i]:
             offset = unravel(row, sizes, strides[i])[:, None] + column[None, :]
-            value = tl.load(inputs[i] + offset, mask=in_rows & in_columns)
+            value = tl.load(inputs[i] + offset, mask=in_rows & in_columns, other=OTHER)
         elif ROWS_VARY[i]:
-            value = tl.load(inputs[i] + unravel(row, sizes, strides[i])[:, None], mask=in_rows)
+            value = tl.load(inputs[i] + unravel(row, sizes, strides[i])[:, None], mask=in_rows, other=OTHER)
         elif COLUMNS_VARY[i]:
-            value = tl.load(inputs[i] + column[None, :], mask=in_columns)
+            value = tl.load(inputs[i] + column[None, :], mask=in_columns, other=OTHER)
         else:
             value = tl.load(inputs[i])
         values = values + (value,)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Int, Launch
+from triplan.backends.triton.common.card import LAUNCH_US, SECTOR
 from triplan.backends.triton.common.offsets import extents
+from triplan.backends.triton.common.strides import Along
 from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.elementwise import geometry, strided_kernels as kernels
 from triplan.backends.triton.elementwise.entries import elementwise
@@ -12,9 +14,12 @@ from triplan.sku import Support, Target
 
 #: Elements per program; few, because each offset takes two registers. Untuned.
 BLOCK = 512
-#: Time relative to ``flat``, if all operands go along the same axis and if not. On an H100, of problems that
-#: ``bench anywhere`` draws: 1.05 to 1.7 (f64 and equal rows the least), and 3 to 9.
-SLOWDOWN, TURNED_SLOWDOWN = 1.38, 2.3
+#: Time relative to ``flat``. On an H100, of problems that ``bench anywhere`` draws: 1.05 to 1.7 (f64 and equal rows the
+#: least) if all operands go along the same axis.
+SLOWDOWN = 1.38
+#: Bytes a microsecond of the sectors that elements of a turned input lie in, as of the draws of seeds 2, 7 and 31 that
+#: read one for each element (H200).
+SECTORS_PER_US = 4.6e6
 
 
 def applies(desc: ElementwiseDescriptor, target: Target) -> Support:
@@ -22,7 +27,27 @@ def applies(desc: ElementwiseDescriptor, target: Target) -> Support:
 
 
 def rank(desc: ElementwiseDescriptor, target: Target) -> float:
-    return geometry.bytes_us(desc, SLOWDOWN if geometry.turned(desc) is None else TURNED_SLOWDOWN)
+    return max(geometry.bytes_us(desc, SLOWDOWN), LAUNCH_US + _sectors(desc) / SECTORS_PER_US)
+
+
+def _sectors(desc: ElementwiseDescriptor) -> float:
+    """Bytes that the programs move, if some input is contiguous along another axis than the result.
+
+    A block of consecutive elements that holds several rows finds as many consecutive elements of that input.
+    """
+    turned = geometry.turned(desc)
+    if turned is None:
+        return 0
+    found, numel = geometry.dims(desc), desc.operands()[-1].numel
+    run = max(BLOCK // max(found[-1].size, 1), 1) if turned == len(found) - 2 else 1
+    moved = 0.0
+    for o, inner, is_turned in zip(
+        geometry.tensors(desc), found[-1].strides, geometry.are_turned(desc, turned), strict=True
+    ):
+        item = o.element.itemsize
+        apart = SECTOR if isinstance(inner, Along) else min(inner * item, SECTOR)
+        moved += numel * min(apart, item + SECTOR / run) if is_turned else o.nbytes
+    return moved
 
 
 @elementwise("strided", applies, rank)

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.offsets_kernels import unravel
+from triplan.backends.triton.elementwise.flat_kernels import OTHER
 
 
 @jit
@@ -29,7 +30,7 @@ def strided_kernel(
     live = point < numel
     values = ()
     for i in tl.static_range(len(inputs)):
-        values = values + (tl.load(inputs[i] + unravel(point, sizes, strides[i]), mask=live),)
+        values = values + (tl.load(inputs[i] + unravel(point, sizes, strides[i]), mask=live, other=OTHER),)
     results = FUNCTION(values, scalars)
     for i in tl.static_range(len(outputs)):
         tl.store(outputs[i] + unravel(point, sizes, strides[len(inputs) + i]), results[i], mask=live)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 
 from triplan.backends.runtime.launch import Int, Launch, power_of_two_in
+from triplan.backends.triton.common.card import BYTES_PER_US
 from triplan.backends.triton.common.offsets import ceil_power, extents
+from triplan.backends.triton.common.strides import Along
 from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.elementwise import geometry, transposed_kernels as kernels
 from triplan.backends.triton.elementwise.entries import elementwise
@@ -16,19 +18,26 @@ from triplan.sku import Support, Target
 #: it, on an H200, of tanh, relu and its gradient, f16 to f64, of 181 x 181 to 6000 x 6000. Tiles of 128 x 128 are the
 #: best only of functions that need few registers, and others spill.
 TILES, LARGE_TILE = ((1 << 16, 16, 64), (1 << 20, 32, 128)), (64, 256)
+#: The same of many elements of 8 bytes: the best on an H200, or within 2 % of it, of remainder of i64, and of f64
+#: nan_to_num, its gradient and acosh's. A large tile takes up to 162 registers, with which one program is resident.
+WIDE_TILE = (32, 256)
 #: Elements of a tile's side at most, where the other side is short. Untuned.
 LONGEST = 512
-#: Time relative to ``flat`` of x + x.t() of 16384 x 16384 bf16, and microseconds in which threads exchange elements.
-SLOWDOWN, EXCHANGE_US = 1.04, 0.2
+#: Time relative to ``flat`` of x + x.t() of 16384 x 16384 bf16, and microseconds in which threads exchange elements
+#: (fitted, as ACCESS_BYTES).
+SLOWDOWN, EXCHANGE_US = 1.04, 0.3
 #: Time of a masked-off lane, relative to one that moves elements. Untuned.
 IDLE = 0.3
+#: What an access costs, as bytes that are moved besides: fitted to the draws of seeds 2, 7 and 31 (H200).
+ACCESS_BYTES = 2
 
 
 def _tile(desc: ElementwiseDescriptor, turned: int | None) -> tuple[int, int, int]:
     """(rows, columns, threads) of a program's tile. Where one side is short, the other one is longer, but not as much
     as to need all threads: each has as many elements as in a square tile."""
     found, numel = geometry.dims(desc), desc.operands()[-1].numel
-    side, threads = next((tile for most, *tile in TILES if numel <= most), LARGE_TILE)
+    is_wide = any(o.element.itemsize == 8 and o.numel == numel for o in geometry.tensors(desc))
+    side, threads = next((tile for most, *tile in TILES if numel <= most), WIDE_TILE if is_wide else LARGE_TILE)
     most = [1 if at is None else ceil_power(found[at].size) for at in (turned, len(found) - 1 if found else None)]
     rows, columns = (min(side, n) for n in most)
     if rows < side:
@@ -62,7 +71,22 @@ def rank(desc: ElementwiseDescriptor, target: Target) -> float:
     turned = geometry.turned(desc)
     rows, columns, _ = _tile(desc, turned)
     full = _programs(desc, turned) * rows * columns / desc.operands()[-1].numel
-    return EXCHANGE_US + geometry.bytes_us(desc, SLOWDOWN * (1 + IDLE * (full - 1)))
+    slowdown = SLOWDOWN * (1 + IDLE * (full - 1))
+    accesses_us = slowdown * _accesses(desc, turned) * ACCESS_BYTES / BYTES_PER_US
+    return EXCHANGE_US + geometry.bytes_us(desc, slowdown) + accesses_us
+
+
+def _accesses(desc: ElementwiseDescriptor, turned: int | None) -> float:
+    """Accesses of threads beyond those by 16-byte vectors, which rows of other lengths or distances do not allow."""
+    found, count = geometry.dims(desc), 0.0
+    for i, o in enumerate(geometry.tensors(desc)):
+        along = turned if turned is not None and geometry.are_turned(desc, turned)[i] else len(found) - 1
+        others = [d.strides[i] for at, d in enumerate(found) if at != along]
+        apart = [o.layout.stride_multiple if isinstance(s, Along) else s for s in others]
+        vector = math.gcd(o.alignment, 16, *(n * o.element.itemsize for n in (found[along].size, *apart)))
+        vector = vector if found[along].strides[i] in (0, 1) else o.element.itemsize
+        count += o.numel * o.element.itemsize * (1 / vector - 1 / 16)
+    return count
 
 
 @elementwise("transposed", applies, rank)

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.offsets_kernels import load_tile, steps, store_tile, unravel
+from triplan.backends.triton.elementwise.flat_kernels import OTHER
 
 
 @jit
@@ -60,12 +61,12 @@ def transposed_kernel(
             offset = _offset(
                 base, row[None, :], column[:, None], across[i], along[i], ROW_STRIDES[i], COLUMN_STRIDES[i]
             )
-            value = tl.trans(tl.load(inputs[i] + offset, mask=turned_live))
+            value = tl.trans(tl.load(inputs[i] + offset, mask=turned_live, other=OTHER))
         else:
             offset = _offset(
                 base, row[:, None], column[None, :], across[i], along[i], ROW_STRIDES[i], COLUMN_STRIDES[i]
             )
-            value = load_tile(inputs[i] + offset, live, None, COLUMN_STRIDES[i] is not None)
+            value = load_tile(inputs[i] + offset, live, OTHER, COLUMN_STRIDES[i] is not None)
         values = values + (value,)
     results = FUNCTION(values, scalars)
     for i in tl.static_range(len(outputs)):

@@ -19,6 +19,9 @@ from triplan.sku.facts import fact
 
 #: Warps of a program.
 WARPS = 4
+#: Registers of a thread that writes part of a tile and reads no x, at most: randint would take up to 168, with which
+#: three programs are resident. (Those that read x spill on an A100.)
+REGISTERS = 96
 #: Time relative to packed results. Untuned.
 SLOWDOWN = 1.2
 #: Rows, at least and at most, of a tile that is contiguous along them: a sector of 16-bit elements, and four. Untuned.
@@ -28,6 +31,9 @@ ROW_BYTES = 64
 #: Counters of a thread at most if all tensors are contiguous along rows, and if these begin within one: it evaluates
 #: one more then. Threads below which it has fewer. Untuned.
 COUNTERS, ODD_COUNTERS, THREADS = 4, 8, 1 << 18
+#: The same of rows that begin within a counter, if no x is read: a loop goes over the counters. Of 4 to 24, fewer
+#: are slower, and more not faster (normal f32 of 139270 x 113 on an H200).
+LOOPED_COUNTERS = 12
 #: Bytes of a row of x up to which one thread reads it, if out is contiguous across rows: a line of the cache, which
 #: stays in L1 until its last element is read.
 SHORT_ROW = 128
@@ -102,7 +108,8 @@ def geometry(desc: RandomDescriptor) -> Geometry:
     is_short = columns.size * max(o.element.itemsize for o in tensors(desc)) <= SHORT_ROW
     if across is not None and across.strides[1] == 1 and (is_short or all(s == 1 for s in across.strides[2:])):
         most = ceil_power(max(desc.operand("out").numel // (shared * THREADS), 1))
-        most = min(most, COUNTERS if is_aligned([*outer, across], shared) else ODD_COUNTERS)
+        odd = ODD_COUNTERS if desc.op in READING else LOOPED_COUNTERS
+        most = min(most, COUNTERS if is_aligned([*outer, across], shared) else odd)
         wanted = -(-columns.size // shared)
         parts = -(-wanted // most)
         width = shared * -(-wanted // parts)  # parts of a row have about as many
@@ -141,14 +148,18 @@ def rows(desc: RandomDescriptor, target: Target) -> list[Launch]:
         return []
     g, wide = geometry(desc), desc.operand("out").numel >= I32_LIMIT
 
-    def along(dim: Dim, i: int) -> Arg:
-        stride = dim.strides[i]
-        return Int(stride, True) if i == 0 and isinstance(stride, int) else stride_arg(tensors(desc)[i - 1], stride)
-
     def strides(i: int) -> Arg:
         """Those of the index (0) or of a tensor; None for 1, along which accesses are consecutive."""
-        tile = (None if dim is None or dim.strides[i] == 1 else along(dim, i) for dim in (g.across, g.columns))
-        return padded([along(dim, i) for dim in g.outer], Int(0, True, 16)), *tile
+        o = tensors(desc)[max(i - 1, 0)]
+        tile = [dim for dim in (g.across, g.columns) if dim]
+        far = i == 0 or o.numel >= I32_LIMIT or any(isinstance(d.strides[i], Along) for d in (*g.outer, *tile))
+
+        def along(dim: Dim) -> Arg:
+            stride = dim.strides[i]
+            return Int(stride, far) if i == 0 and isinstance(stride, int) else stride_arg(o, stride, far)
+
+        known = (None if dim is None or dim.strides[i] == 1 else along(dim) for dim in (g.across, g.columns))
+        return padded([along(dim) for dim in g.outer], Int(0, far, 16)), *known
 
     lines = g.across.size if g.across else math.prod(d.size for d in g.outer)
     args = {
@@ -163,10 +174,10 @@ def rows(desc: RandomDescriptor, target: Target) -> list[Launch]:
         **constants(desc),
         "ALIGNED": is_aligned([d for d in (*g.outer, g.across) if d], g.shared),
     }
-    most: int | None = MAX_THREAD_REGISTERS
+    most: int | None = MAX_THREAD_REGISTERS if desc.op in READING else REGISTERS
     if g.threads:
         which, parts = kernels.beside_kernel, -(-g.columns.size // g.width)
-        most = MAX_THREAD_REGISTERS if desc.op in READING else None  # with fewer registers more programs are resident
+        most = MAX_THREAD_REGISTERS if desc.op in READING else None
         args |= {"rows": divisor(lines, wide), "parts": divisor(parts, wide), "threads": Int(g.threads, wide)}
         made |= {"GROUPS": g.width // g.shared, "BLOCK": 32 * WARPS}
     else:

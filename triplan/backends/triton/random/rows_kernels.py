@@ -6,10 +6,15 @@
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
-from triplan.backends.triton.common.offsets_kernels import load_tile, quotient, store_tile, unravel
+from triplan.backends.triton.common.offsets_kernels import load_tile, quotient, steps, store_tile, unravel
 from triplan.backends.triton.common.philox_kernels import as_i64, keep, state_of
-from triplan.backends.triton.common.rows_kernels import axis_offset
 from triplan.backends.triton.random.shared_kernels import elements_of, pairs
+
+
+@jit
+def _along(position, stride):
+    """position * stride, where a stride of None is 1. Negative positions, which are masked, give any number."""
+    return position if stride is None else steps(position, stride)
 
 
 @jit
@@ -17,7 +22,7 @@ def _start(outer, row, sizes, strides, TURNED):
     """Offset of the first element of each row. strides: (along ``sizes``, along the rows of a tile if TURNED)."""
     at = unravel(outer, sizes, strides[0])
     if TURNED:
-        at = at + axis_offset(row, strides[1])
+        at = at + _along(row, strides[1])
     return at
 
 
@@ -33,14 +38,14 @@ def _write(
     a, b = pairs(state, counter, WIDE)
     given = None
     if x is not None:
-        at = x + (x_start[:, None] + axis_offset(column, x_strides[2]))
+        at = x + (x_start[:, None] + _along(column, x_strides[2]))
         given = load_tile(at, live, None, x_strides[2] is None or (TURNED and x_strides[1] is None))
     if PAIRED:
         first, second = NUMBER(a, b, parameters)
         found = tl.join(first, second).reshape(live.shape)
     else:
         found = NUMBER(tl.join(a, b).reshape(live.shape), given, parameters, out.dtype.element_ty)
-    to = out + (out_start[:, None] + axis_offset(column, out_strides[2]))
+    to = out + (out_start[:, None] + _along(column, out_strides[2]))
     store_tile(to, found.to(out.dtype.element_ty), live, out_strides[2] is None or (TURNED and out_strides[1] is None))
 
 
@@ -138,27 +143,42 @@ def _write_beside(
     SHARED: tl.constexpr = 2 if WIDE else 4
     ALL: tl.constexpr = 2**63 - 1 if WIDE else 2**62 - 1
     seed, offset = state_of(state)
-    given = ()  # all of x before the first store, behind which no load may be moved
-    if x is not None:
-        for i in tl.static_range(GROUPS * SHARED):
-            given = given + (tl.load(x_at, mask=column + i < columns),)
-            x_at += x_step
     own = elements_of(seed, offset, counter & ALL, parameters, NUMBER, PAIRED, WIDE)
-    for group in tl.static_range(GROUPS):
-        found = own
-        if SKIPS or group + 1 < GROUPS:
-            following = elements_of(seed, offset, (counter + (group + 1)) & ALL, parameters, NUMBER, PAIRED, WIDE)
+    LOOPS: tl.constexpr = (x is None) and (SKIPS or not WIDE)
+    if LOOPS:
+        # No unrolled loop: the compiler would compute all numbers before it stores one. Of normal f32 that takes 184
+        # registers, with which two programs are resident. (Of two elements a counter the loop would take longer.)
+        for group in tl.range(GROUPS):
             if SKIPS:
+                following = elements_of(seed, offset, (counter + (group + 1)) & ALL, parameters, NUMBER, PAIRED, WIDE)
                 found = _later(own, following, skipped, WIDE)
-            own = following
-        for i in tl.static_range(SHARED):
-            live = column + (group * SHARED + i) < columns
-            value = found[i]
-            if not PAIRED:
-                x_value = None if x is None else given[group * SHARED + i]
-                value = NUMBER(value, x_value, parameters, out.dtype.element_ty)
-            tl.store(out_at, value.to(out.dtype.element_ty), mask=live)
-            out_at += out_step
+                own = following
+            else:
+                found = elements_of(seed, offset, (counter + group) & ALL, parameters, NUMBER, PAIRED, WIDE)
+            for i in tl.static_range(SHARED):
+                value = found[i] if PAIRED else NUMBER(found[i], None, parameters, out.dtype.element_ty)
+                tl.store(out_at, value.to(out.dtype.element_ty), mask=column + (group * SHARED + i) < columns)
+                out_at += out_step
+    else:
+        given = ()  # all of x before the first store, behind which no load may be moved
+        if x is not None:
+            for i in tl.static_range(GROUPS * SHARED):
+                given = given + (tl.load(x_at, mask=column + i < columns),)
+                x_at += x_step
+        for group in tl.static_range(GROUPS):
+            found = own
+            if SKIPS or group + 1 < GROUPS:
+                following = elements_of(seed, offset, (counter + (group + 1)) & ALL, parameters, NUMBER, PAIRED, WIDE)
+                if SKIPS:
+                    found = _later(own, following, skipped, WIDE)
+                own = following
+            for i in tl.static_range(SHARED):
+                value = found[i]
+                if not PAIRED:
+                    x_value = None if x is None else given[group * SHARED + i]
+                    value = NUMBER(value, x_value, parameters, out.dtype.element_ty)
+                tl.store(out_at, value.to(out.dtype.element_ty), mask=column + (group * SHARED + i) < columns)
+                out_at += out_step
 
 
 @jit
