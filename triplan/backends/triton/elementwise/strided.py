@@ -17,8 +17,8 @@ BLOCK = 512
 #: Time relative to ``flat``. On an H100, of problems that ``bench anywhere`` draws: 1.05 to 1.7 (f64 and equal rows the
 #: least) if all operands go along the same axis.
 SLOWDOWN = 1.38
-#: Bytes a microsecond of the sectors that elements of a turned input lie in, as of the draws of seeds 2, 7 and 31 that
-#: read one for each element (H200).
+#: Bytes a microsecond of the sectors that elements of a turned input lie in, one read for each element. (From drawn
+#: problems on an H200.)
 SECTORS_PER_US = 4.6e6
 
 

@@ -18,8 +18,8 @@ from triplan.sku import Support, Target
 #: it, on an H200, of tanh, relu and its gradient, f16 to f64, of 181 x 181 to 6000 x 6000. Tiles of 128 x 128 are the
 #: best only of functions that need few registers, and others spill.
 TILES, LARGE_TILE = ((1 << 16, 16, 64), (1 << 20, 32, 128)), (64, 256)
-#: The same of many elements of 8 bytes: the best on an H200, or within 2 % of it, of remainder of i64, and of f64
-#: nan_to_num, its gradient and acosh's. A large tile takes up to 162 registers, with which one program is resident.
+#: The same of many elements of 8 bytes, chosen on an H200: in a large tile they take so many registers that one program
+#: is resident.
 WIDE_TILE = (32, 256)
 #: Elements of a tile's side at most, where the other side is short. Untuned.
 LONGEST = 512
@@ -28,7 +28,7 @@ LONGEST = 512
 SLOWDOWN, EXCHANGE_US = 1.04, 0.3
 #: Time of a masked-off lane, relative to one that moves elements. Untuned.
 IDLE = 0.3
-#: What an access costs, as bytes that are moved besides: fitted to the draws of seeds 2, 7 and 31 (H200).
+#: What an access costs, as bytes that are moved besides: fitted to drawn problems on an H200.
 ACCESS_BYTES = 2
 
 
