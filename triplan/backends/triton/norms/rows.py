@@ -57,9 +57,10 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
     held = (4096, 16384)
     few_warps = (False, False)  # not tuned for norms, which keep a row for a second pass
     own_launches = 1
-    versions = (2, 5)
+    versions, sku_version = (2, 5), 2  # divided rows with a residual have other tiles
 
     def __init__(self, desc: NormDescriptor) -> None:
+        self.residual = getattr(desc, "residual", False)
         super().__init__(desc)
         #: Elements of a piece of a row.
         self.piece = self.lanes_of_row() * self.rows.together if self.divided() else self.tile.block
@@ -78,18 +79,26 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         return max(-(-self.rows.n // self.piece), 1)
 
     def divided_tile(self) -> Tile | None:
-        r, lanes, block = self.rows, self.lanes_of_row(), ceil_power(self.rows.n)
+        lanes, block = self.lanes_of_row(), ceil_power(self.rows.n)
         how = 2 if not self.gradients else int(block > SHORT)
-        each = -(-r.n // (lanes * r.together)) * r.together
-        warps, several = max(WARPS[how], lanes // 32), max(SEVERAL[how] // ceil_power(each), 1)
-        while several:
-            tile = Tile(several * (32 * warps // lanes), block, warps)
-            # Of each row dout, x and the gradients' sums; and the weights.
-            held = each * ((2 + len(self.gradients)) * several + 1) * self.compute.itemsize // 4
-            if held <= HELD * registers_for(tile, 1):
-                return tile
-            several //= 2
-        return None
+        warps, several = max(WARPS[how], lanes // 32), max(SEVERAL[how] // ceil_power(self.each_of_row()), 1)
+        halves = [several >> i for i in range(several.bit_length())]
+        tiles = [Tile(count * (32 * warps // lanes), block, warps) for count in halves]
+        fitting = [tile for more in (self.residual, False) for tile in tiles if self.fits(tile, more)]
+        return fitting[0] if fitting else None
+
+    def each_of_row(self) -> int:
+        """Elements of a row that a thread has, of those that are divided."""
+        together = self.rows.together
+        return -(-self.rows.n // (self.lanes_of_row() * together)) * together
+
+    def fits(self, tile: Tile, more: bool) -> bool:
+        """Whether registers hold of each row dout, x and the gradients' sums, and with ``more`` dsummed and where it
+        lies; and the weights."""
+        several, each = tile.rows * self.lanes_of_row() // (32 * tile.warps), self.each_of_row()
+        held = each * ((2 + len(self.gradients) + more) * several + 1) * self.compute.itemsize // 4
+        held += 2 * several if more else 0
+        return held <= HELD * registers_for(tile, 1)
 
     def find_tile(self) -> Tile | None:
         if self.divided():
@@ -164,4 +173,5 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         lone = bool(self.gradients) and self.sums == 1 and self.element.itemsize == 2
         most = registers_for(tile, 1) if fits_once or lone else 0
         which, count, piece, stages = kernels.norm_backward_rows_kernel, self.pieces(), self.piece, self.stages()
-        return [self.launch(which, self.sums, registers=most, PIECES=count, BLOCK=piece, STAGES=stages)]
+        ahead = self.divided() and self.residual and self.fits(tile, True)
+        return [self.launch(which, self.sums, registers=most, PIECES=count, BLOCK=piece, STAGES=stages, AHEAD=ahead)]

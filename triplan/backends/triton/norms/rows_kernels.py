@@ -162,6 +162,7 @@ def norm_backward_rows_kernel(
     PIECES: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """dx = (g - hat * mean(g * hat) - mean(g)) * scale + dsummed along each row, as in ``shared_kernels``.
 
@@ -171,6 +172,9 @@ def norm_backward_rows_kernel(
 
     Program p also accumulates the gradients of weight and bias over its rows and stores them in row p of ``dweights``
     and ``dbiases``: without atomics, the order of additions is fixed. ``norm_fold_kernel`` reduces these rows.
+
+    With AHEAD dsummed is loaded with dout and x. Each of its pieces is otherwise loaded after the store of dx's piece
+    before it, as the compiler does not know that these do not overlap, and so waits for memory by itself.
     """
     program = tl.program_id(0)
     col = tl.arange(0, BLOCK)[None, :]
@@ -195,6 +199,10 @@ def norm_backward_rows_kernel(
         outer, lane = outer_and_lane(row, sizes, lanes)
         dy = load_pieces(element_pointers(dout, dout_strides, outer, sizes, lane, col), lives, 0.0, dout_strides, BLOCK)
         v = load_pieces(element_pointers(x, x_strides, outer, sizes, lane, col), lives, 0.0, x_strides, BLOCK)
+        more = (None,) * PIECES
+        if AHEAD:
+            more_at = element_pointers(dsummed, dsummed_strides, outer, sizes, lane, col)
+            more = load_pieces(more_at, lives, 0.0, dsummed_strides, BLOCK)
         v = converted_pieces(v, COMPUTE)
         dy = converted_pieces(dy, COMPUTE)
         statistic = tl.load(rstd + row, mask=inside, other=0.0)
@@ -234,7 +242,7 @@ def norm_backward_rows_kernel(
         for i in tl.static_range(PIECES):
             store_gradient(
                 g[i], hat[i], to, dx, dbranch, dsummed, dx_strides, dbranch_strides, dsummed_strides, sizes, outer,
-                lane, i * BLOCK + col, lives[i], g_mean, scale, projection, CENTRED, COMPUTE,
+                lane, i * BLOCK + col, lives[i], g_mean, scale, projection, CENTRED, COMPUTE, more[i],
             )  # fmt: skip
     line = program.to(tl.int64) * n + col
     sums = ()
