@@ -15,7 +15,7 @@ from triplan.backends.triton.common.rows_kernels import (
     group_start,
     live_pieces,
     load_pieces,
-    outer_and_lane,
+    outer_and_lane_of,
     row_pointers,
 )
 from triplan.backends.triton.norms.shared_kernels import (
@@ -196,7 +196,7 @@ def norm_backward_rows_kernel(
         row = (program.to(tl.int64) * each + group) * ROWS + tl.arange(0, ROWS)[:, None]
         inside = row < rows
         lives = live_pieces(inside, n, PIECES, BLOCK)
-        outer, lane = outer_and_lane(row, sizes, lanes)
+        outer, lane = outer_and_lane_of(row, sizes, lanes, rows)
         dy = load_pieces(element_pointers(dout, dout_strides, outer, sizes, lane, col), lives, 0.0, dout_strides, BLOCK)
         v = load_pieces(element_pointers(x, x_strides, outer, sizes, lane, col), lives, 0.0, x_strides, BLOCK)
         more = (None,) * PIECES
