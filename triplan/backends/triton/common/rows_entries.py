@@ -36,6 +36,15 @@ WRITTEN = (4, 2)
 #: its registers at most.
 MOST_NARROW = 32768
 NARROW_EACH = 128
+#: How much longer f64 takes than f32 where instructions are the limit.
+WIDE = 2.5
+#: Elements of tiles of several rows that a multiprocessor has in a microsecond in a loop: forward of 16 bits, forward
+#: of more, backward; and the part of its time that a program of 16 bits takes which is alone there. (From drawn
+#: problems on an H200, as are the next ones.)
+SEVERAL_PER_US, ALONE = (2500.0, 1800.0, 1500.0), 1.1
+#: The part of its time that a program of a split takes which is alone on a multiprocessor; and how much faster splits
+#: are of which only the second launch has tiles of several rows.
+SPLIT_ALONE, TURNED_ONCE = 0.5, 1.55
 rows_of: Callable[[RowsDescriptor], Rows] = fact(Rows)
 
 
@@ -166,6 +175,12 @@ class Entry(ABC):
     def reducing_us(self, programs: int, nbytes: float, target: Target) -> float:
         """Microseconds of programs that reduce ``nbytes`` each: their traffic or their number is the limit."""
         return max(waves_us(programs, nbytes, target), LAUNCH_US + self.busy_us(programs, target))
+
+    def tiles_us(self, tile: Tile, programs: int, per_us: float, target: Target, alone: float = 1.0) -> float:
+        """Microseconds of ``programs`` of a ``tile`` of several rows, bound by instructions: ``per_us`` elements of a
+        multiprocessor in one, and ``alone``, the part of its time that a program takes which is alone on one."""
+        wide = WIDE if self.element is ElementKind.F64 else 1.0
+        return wide * tile.rows * tile.block * max(programs / max(target.sm_count, 1), alone) / per_us
 
     def busy_us(self, programs: int, target: Target) -> float:
         """Microseconds that ``programs`` programs cost beside their traffic."""
@@ -306,6 +321,15 @@ class LoopedRows(Entry):
         nbytes = self.tile.rows * self.rows.sectors(self.tile.rows) * (first + second + share * again)
         return self.reducing_us(self.programs(), nbytes, target)
 
+    def several_us(self, target: Target) -> float:
+        """Microseconds of tiles of several rows, bound by instructions; 0 for tiles of one."""
+        tile, narrow = self.tile, self.element.itemsize == 2
+        if tile.rows == 1:
+            return 0.0
+        per_us = SEVERAL_PER_US[2 if self.backward else 0 if narrow else 1]
+        block_us = self.tiles_us(tile, self.programs(), per_us, target, ALONE if narrow else 1.0)
+        return LAUNCH_US + self.rows.blocks(tile) * block_us
+
 
 class SplitRows(Entry):
     """Each block of a row has its own program, for few and long rows. One launch reduces each block into the workspace.
@@ -378,6 +402,9 @@ class TurnedSplit(SplitRows):
     #: Of the op, and of its backward: the kernel that merges the partial results of a row, in a launch between the two,
     #: where programs of several rows would merge too much.
     merged: ClassVar[Sequence[Any]]
+    #: Elements of tiles of several rows that a multiprocessor has in a microsecond in both launches: forward, backward,
+    #: and backward of more than 16 bits.
+    turned_per_us: ClassVar[Sequence[float]]
 
     def held(self) -> int:
         """Operands that a program holds at a time."""
@@ -422,7 +449,13 @@ class TurnedSplit(SplitRows):
         return [self.reduce(), merge, whole]
 
     def us(self, target: Target) -> float:
-        return super().us(target) + (LAUNCH_US if self.merges_apart() else 0.0)
+        us, (tile, pieces), apart = super().us(target), self.finish(), self.merges_apart()
+        if tile.rows == 1:
+            return us
+        per_us = self.turned_per_us[self.backward + (self.backward and self.element.itemsize > 2)]
+        per_us *= TURNED_ONCE if self.tile.rows == 1 else 1.0
+        busy = self.tiles_us(tile, self.rows.programs(tile, pieces), per_us, target, SPLIT_ALONE)
+        return max(us + LAUNCH_US * apart, (2 + apart) * LAUNCH_US + busy)
 
     def arguments(self) -> dict[str, Arg]:
         return super().arguments() | self.rows.sizes(turned=any(tile.rows > 1 for tile in self.tiles))

@@ -9,10 +9,8 @@ from triplan.backends.triton.common.rows_entries import Entry
 from triplan.backends.triton.common.tiles import Tile, warps_for
 from triplan.descriptors import Operand
 from triplan.descriptors.softmax import AnySoftmaxDescriptor
-from triplan.sku import ElementKind, PrecisionGuarantee, Target
+from triplan.sku import PrecisionGuarantee
 
-#: How much longer f64 takes than f32 where instructions are the limit.
-WIDE = 2.5
 #: Elements of a tile of few rows at most.
 MOST_FEW = 8192
 OPS = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
@@ -29,12 +27,6 @@ class SoftmaxEntry(Entry):
         if not self.rows.across or rows == self.rows.neighbours or rows * block > MOST_FEW:
             return None
         return Tile(rows, block, warps_for(rows * block, self.element.itemsize))
-
-    def tiles_us(self, tile: Tile, programs: int, per_us: float, target: Target, alone: float = 1.0) -> float:
-        """Microseconds of ``programs`` of a ``tile`` of several rows, bound by instructions: ``per_us`` elements of a
-        multiprocessor in one, and ``alone``, the part of its time that a program takes which is alone on one."""
-        wide = WIDE if self.element is ElementKind.F64 else 1.0
-        return wide * tile.rows * tile.block * max(programs / max(target.sm_count, 1), alone) / per_us
 
     def constants(self) -> dict[str, Any]:
         return {"LOG": self.desc.op.startswith("log_")}
