@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
-from triplan.backends.triton.common.card import L2_BYTES, LAUNCH_US, OVERLAPPED_LAUNCH_US, SM_PROGRAMS, SM_WARPS
+from triplan.backends.triton.common.card import L2_BYTES, LAUNCH_US, SM_PROGRAMS, SM_WARPS
 from triplan.backends.triton.common.offsets import TL, ceil_power, layout, padded_bytes, values
 from triplan.backends.triton.common.rows import Rows
 from triplan.backends.triton.common.tiles import Tile, again_us, registers_for, warps_for, waves_us
@@ -45,6 +45,8 @@ SEVERAL_PER_US, ALONE = (2500.0, 1800.0, 1500.0), 1.1
 #: The part of its time that a program of a split takes which is alone on a multiprocessor; and how much faster splits
 #: are of which only the second launch has tiles of several rows.
 SPLIT_ALONE, TURNED_ONCE = 0.5, 1.55
+#: Microseconds of a short launch that begins while the one ahead of it ends.
+OVERLAPPED_US = 0.75
 rows_of: Callable[[RowsDescriptor], Rows] = fact(Rows)
 
 
@@ -171,6 +173,10 @@ class Entry(ABC):
         are any of these, the first are read again."""
         first, every = (self.rows.n * sum(o.element.itemsize for o in some) for some in (self.read_first, self.moved))
         return first, every - first
+
+    def later_us(self) -> float:
+        """Microseconds of a launch after the first."""
+        return OVERLAPPED_US if self.overlaps else LAUNCH_US
 
     def reducing_us(self, programs: int, nbytes: float, target: Target) -> float:
         """Microseconds of programs that reduce ``nbytes`` each: their traffic or their number is the limit."""
@@ -378,7 +384,7 @@ class SplitRows(Entry):
         again = self.rows.count * self.rows.sectors(tile.rows, self.read_first) * first if second else 0
         us = self.reduce_us(target) + again_us(again)
         us += self.reducing_us(self.rows.programs(tile, pieces), nbytes, target)
-        return us - LAUNCH_US + OVERLAPPED_LAUNCH_US if self.overlaps else us
+        return us - LAUNCH_US + self.later_us()
 
     def arguments(self) -> dict[str, Arg]:
         return super().arguments() | {"blocks": Int(self.blocks()), "pieces": Int(self.finish()[1])}

@@ -46,8 +46,8 @@ HELD = 2 / 3
 #: f64. And microseconds of an element of a thread. (These and what follows: from drawn problems on an H200.)
 DIVIDED_PER_US, DIVIDED_ELEMENT_US = (3.7e5, 6e5, 3.2e5, 2e5), 0.02
 #: Microseconds of a sum at such a program's end. It takes twice as long where its warps, times those of them that have
-#: rows of their own, are SUMS_CONFLICT. And microseconds that a program of short rows takes beside.
-SUMS_US, SUMS_CONFLICT, SHORT_US = 0.02, 24, 2.0
+#: rows of their own, are SUMS_CONFLICT.
+SUMS_US, SUMS_CONFLICT = 0.02, 24
 
 
 class NormRows(WholeRows, NormEntry, ops=OPS):
@@ -56,7 +56,6 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
     #: keep memory busy.
     held = (4096, 16384)
     few_warps = (False, False)  # not tuned for norms, which keep a row for a second pass
-    own_launches = 1
     versions, sku_version = (2, 5), 2  # divided rows with a residual have other tiles
 
     def __init__(self, desc: NormDescriptor) -> None:
@@ -139,8 +138,7 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
             each *= self.pieces() * self.piece / tile.block
             beside = min(max(tile.warps * 32 // self.lanes_of_row(), 1), tile.warps)  # warps that have own rows
             sums = len(self.gradients) * self.pieces() * (1 + tile.warps * beside / SUMS_CONFLICT)
-            short = SHORT_US if self.gradients and tile.block <= SHORT else 0.0
-            return us + DIVIDED_ELEMENT_US * each + SUMS_US * sums + short
+            return us + DIVIDED_ELEMENT_US * each + SUMS_US * sums
         if not r.vectors:
             few, several, *wide = SINGLE_PER_US
             per_us = few if tile.rows <= FEW_ROWS else several
