@@ -43,7 +43,7 @@ WIDE = 2.5
 #: problems on an H200, as are the next ones.)
 SEVERAL_PER_US, ALONE = (2500.0, 1800.0, 1500.0), 1.1
 #: The part of its time that a program of a split takes which is alone on a multiprocessor; and how much faster splits
-#: are of which only the second launch has tiles of several rows.
+#: are of which only the second launch has tiles of several rows, and forward ones of 16 bits where rows are crossed.
 SPLIT_ALONE, TURNED_ONCE = 0.5, 1.55
 #: Microseconds of a short launch that begins while the one ahead of it ends.
 OVERLAPPED_US = 0.75
@@ -458,10 +458,12 @@ class TurnedSplit(SplitRows):
         us, (tile, pieces), apart = super().us(target), self.finish(), self.merges_apart()
         if tile.rows == 1:
             return us
-        per_us = self.turned_per_us[self.backward + (self.backward and self.element.itemsize > 2)]
-        per_us *= TURNED_ONCE if self.tile.rows == 1 else 1.0
+        wide = self.element.itemsize > 2
+        per_us = self.turned_per_us[self.backward + (self.backward and wide)]
+        once = self.tile.rows == 1 or (self.rows.crossed and not self.backward and not wide)
+        per_us *= TURNED_ONCE if once else 1.0
         busy = self.tiles_us(tile, self.rows.programs(tile, pieces), per_us, target, SPLIT_ALONE)
-        return max(us + LAUNCH_US * apart, (2 + apart) * LAUNCH_US + busy)
+        return max(us + apart * self.later_us(), LAUNCH_US + (1 + apart) * self.later_us() + busy)
 
     def arguments(self) -> dict[str, Arg]:
         return super().arguments() | self.rows.sizes(turned=any(tile.rows > 1 for tile in self.tiles))
