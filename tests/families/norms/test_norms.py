@@ -136,7 +136,7 @@ def test_rows_that_begin_anywhere_are_divided(where: str, op: str, n: int, eleme
 )
 @pytest.mark.parametrize("where", [pytest.param(w, marks=getattr(pytest.mark, w)) for w in ("interpret", "gpu")])
 def test_gradients_of_residuals_are_loaded_ahead(where: str, op: str, n: int, element: str, ahead: bool) -> None:
-    """With dout and x, of rows that begin anywhere, where registers hold them; otherwise piece by piece."""
+    """With dout and x, of rows that begin anywhere, where registers hold all pieces; otherwise a few at a time."""
     plan = required(build(op, (70, n), element=element, residual=True), "rows", target(where))
     assert plan.launches[0].constexprs["AHEAD"] == ahead
     assert check_plan(plan).compared >= 70 * n
