@@ -126,6 +126,22 @@ def test_rows_that_begin_anywhere_are_divided(where: str, op: str, n: int, eleme
     assert check_plan(plan).compared >= 70 * n
 
 
+@pytest.mark.parametrize(
+    ("op", "n", "element", "ahead"),
+    [
+        ("rms_norm_backward", 127, "f16", True),
+        ("layer_norm_backward", 33, "bf16", True),
+        ("layer_norm_backward", 255, "f64", False),
+    ],
+)
+@pytest.mark.parametrize("where", [pytest.param(w, marks=getattr(pytest.mark, w)) for w in ("interpret", "gpu")])
+def test_gradients_of_residuals_are_loaded_ahead(where: str, op: str, n: int, element: str, ahead: bool) -> None:
+    """With dout and x, of rows that begin anywhere, where registers hold all pieces; otherwise a few at a time."""
+    plan = required(build(op, (70, n), element=element, residual=True), "rows", target(where))
+    assert plan.launches[0].constexprs["AHEAD"] == ahead
+    assert check_plan(plan).compared >= 70 * n
+
+
 def test_most_lanes_of_rows_that_begin_anywhere_have_elements() -> None:
     """A row of 257 elements in 288 lanes, not 512, and rows of 8193 in registers; unless two sums do not fit there."""
 

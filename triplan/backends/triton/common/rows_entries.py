@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
-from triplan.backends.triton.common.card import L2_BYTES, LAUNCH_US, OVERLAPPED_LAUNCH_US, SM_PROGRAMS, SM_WARPS
+from triplan.backends.triton.common.card import L2_BYTES, LAUNCH_US, SM_PROGRAMS, SM_WARPS
 from triplan.backends.triton.common.offsets import TL, ceil_power, layout, padded_bytes, values
 from triplan.backends.triton.common.rows import Rows
 from triplan.backends.triton.common.tiles import Tile, again_us, registers_for, warps_for, waves_us
@@ -37,6 +37,17 @@ WRITTEN = (4, 2)
 #: its registers at most.
 MOST_NARROW = 32768
 NARROW_EACH = 128
+#: How much longer f64 takes than f32 where instructions are the limit.
+WIDE = 2.5
+#: Elements of tiles of several rows that a multiprocessor has in a microsecond in a loop: forward of 16 bits, forward
+#: of more, backward; and the part of its time that a program of 16 bits takes which is alone there. (From drawn
+#: problems on an H200, as are the next ones.)
+SEVERAL_PER_US, ALONE = (2500.0, 1800.0, 1500.0), 1.1
+#: The part of its time that a program of a split takes which is alone on a multiprocessor; and how much faster splits
+#: are of which only the second launch has tiles of several rows, and forward ones of 16 bits where rows are crossed.
+SPLIT_ALONE, TURNED_ONCE = 0.5, 1.55
+#: Microseconds of a short launch that begins while the one ahead of it ends.
+OVERLAPPED_US = 1.0
 rows_of: Callable[[RowsDescriptor], Rows] = fact(Rows)
 #: Of rows that are numbered row-major.
 flat_rows_of: Callable[[RowsDescriptor], Rows] = fact(partial(Rows, flat=True))
@@ -170,9 +181,21 @@ class Entry(ABC):
         first, every = (self.rows.n * sum(o.element.itemsize for o in some) for some in (self.read_first, self.moved))
         return first, every - first
 
+    def later_us(self) -> float:
+        """Microseconds of a launch after the first."""
+        return OVERLAPPED_US if self.overlaps else LAUNCH_US
+
     def reducing_us(self, programs: int, nbytes: float, target: Target) -> float:
         """Microseconds of programs that reduce ``nbytes`` each: their traffic or their number is the limit."""
         return max(waves_us(programs, nbytes, target), LAUNCH_US + self.busy_us(programs, target))
+
+    def tiles_us(self, tile: Tile, programs: int, per_us: float, target: Target, alone: float = 1.0) -> float:
+        """Microseconds of ``programs`` of a ``tile`` of several rows, bound by instructions: ``per_us`` elements of a
+        multiprocessor in one, and ``alone``, the part of its time that a program takes which is alone on one. Rows that
+        a tile lacks cost nothing."""
+        wide = WIDE if self.element is ElementKind.F64 else 1.0
+        held = self.rows.lanes / max(self.rows.groups(tile.rows), 1)  # rows of a tile that exist
+        return wide * held * tile.block * max(programs / max(target.sm_count, 1), alone) / per_us
 
     def busy_us(self, programs: int, target: Target) -> float:
         """Microseconds that ``programs`` programs cost beside their traffic."""
@@ -313,6 +336,17 @@ class LoopedRows(Entry):
         nbytes = self.tile.rows * self.rows.sectors(self.tile.rows) * (first + second + share * again)
         return self.reducing_us(self.programs(), nbytes, target)
 
+    def several_us(self, target: Target) -> float:
+        """Microseconds of tiles of several rows, bound by instructions; 0 for tiles of one."""
+        tile, narrow = self.tile, self.element.itemsize == 2
+        if tile.rows == 1:
+            return 0.0
+        per_us = SEVERAL_PER_US[2 if self.backward else 0 if narrow else 1]
+        # Up to two programs of a multiprocessor all run at a time: the busiest has two where others have one.
+        alone = 2.0 if 1 < self.programs() / max(target.sm_count, 1) <= 2 else ALONE if narrow else 1.0
+        block_us = self.tiles_us(tile, self.programs(), per_us, target, alone)
+        return LAUNCH_US + self.rows.blocks(tile) * block_us
+
 
 class SplitRows(Entry):
     """Each block of a row has its own program, for few and long rows. One launch reduces each block into the workspace.
@@ -361,7 +395,7 @@ class SplitRows(Entry):
         again = self.rows.count * self.rows.sectors(tile.rows, self.read_first) * first if second else 0
         us = self.reduce_us(target) + again_us(again)
         us += self.reducing_us(self.rows.programs(tile, pieces), nbytes, target)
-        return us - LAUNCH_US + OVERLAPPED_LAUNCH_US if self.overlaps else us
+        return us - LAUNCH_US + self.later_us()
 
     def arguments(self) -> dict[str, Arg]:
         return super().arguments() | {"blocks": Int(self.blocks()), "pieces": Int(self.finish()[1])}
@@ -385,6 +419,9 @@ class TurnedSplit(SplitRows):
     #: Of the op, and of its backward: the kernel that merges the partial results of a row, in a launch between the two,
     #: where programs of several rows would merge too much.
     merged: ClassVar[Sequence[Any]]
+    #: Elements of tiles of several rows that a multiprocessor has in a microsecond in both launches: forward, backward,
+    #: and backward of more than 16 bits.
+    turned_per_us: ClassVar[Sequence[float]]
 
     def held(self) -> int:
         """Operands that a program holds at a time."""
@@ -429,7 +466,15 @@ class TurnedSplit(SplitRows):
         return [self.reduce(), merge, whole]
 
     def us(self, target: Target) -> float:
-        return super().us(target) + (LAUNCH_US if self.merges_apart() else 0.0)
+        us, (tile, pieces), apart = super().us(target), self.finish(), self.merges_apart()
+        if tile.rows == 1:
+            return us
+        wide = self.element.itemsize > 2
+        per_us = self.turned_per_us[self.backward + (self.backward and wide)]
+        once = self.tile.rows == 1 or (self.rows.crossed and not self.backward and not wide)
+        per_us *= TURNED_ONCE if once else 1.0
+        busy = self.tiles_us(tile, self.rows.programs(tile, pieces), per_us, target, SPLIT_ALONE)
+        return max(us + apart * self.later_us(), LAUNCH_US + (1 + apart) * self.later_us() + busy)
 
     def arguments(self) -> dict[str, Arg]:
         return super().arguments() | self.rows.sizes(turned=any(tile.rows > 1 for tile in self.tiles))

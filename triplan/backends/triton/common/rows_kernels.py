@@ -134,6 +134,15 @@ def outer_and_lane(row, sizes, lanes):
 
 
 @jit
+def outer_and_lane_of(row, sizes, lanes, rows):
+    """``outer_and_lane`` of several of ``rows`` rows, in the integers of ``rows``: of 64 bits, each thread would take a
+    hundred instructions for each division. Rows behind the last one may have any outer point and lane."""
+    if sizes is not None:
+        row = row.to(rows.dtype)
+    return outer_and_lane(row, sizes, lanes)
+
+
+@jit
 def group_start(group, blocks, lanes, sizes, ROWS: tl.constexpr):
     """(outer point, first lane) of group number ``group`` of ROWS rows; each outer point has ``blocks`` groups.
 

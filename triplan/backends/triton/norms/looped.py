@@ -24,8 +24,6 @@ LOOP_US, LONG = 0.45, 1 << 15
 SINGLE_PER_US = ((3e5, 4e5, 2.2e5), (3e5, 1.5e5, 1.5e5))
 #: What the second loop's reads cost backward where vectors are loaded. (From drawn problems on an H200.)
 CACHED_SHARE = 0.05
-#: Bytes of tiles of several rows that are read twice in a microsecond, forward and backward.
-CROSSED_BYTES_PER_US = (6e5, 1e5)
 
 
 class NormLooped(LoopedRows, NormEntry, ops=OPS):
@@ -49,14 +47,10 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
 
     def us(self, target: Target) -> float:
         r, tile = self.rows, self.tile
-        if tile.rows > 1:
-            held = self.programs() * tile.rows * -(-r.n // tile.block) * tile.block * self.element.itemsize
-            us = max(super().us(target), held / CROSSED_BYTES_PER_US[self.backward])
-        else:
-            us = max(
-                super().us(target) + LOOP_US,
-                self.single_us(SINGLE_PER_US[r.n > LONG][self.backward + bool(self.gradients)]),
-            )
+        us = max(super().us(target), self.several_us(target))
+        if tile.rows == 1:
+            per_us = SINGLE_PER_US[r.n > LONG][self.backward + bool(self.gradients)]
+            us = max(us + LOOP_US, self.single_us(per_us))
         return us + (self.accumulate_us(target) if self.gradients else 0.0)
 
     def partials_tile(self) -> Tile:

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.overlap import begin
-from triplan.backends.triton.common.rows_kernels import element_pointers, outer_and_lane
+from triplan.backends.triton.common.rows_kernels import element_pointers, outer_and_lane_of
 from triplan.backends.triton.norms.shared_kernels import load_affine, scale_of_statistic, two_sums
 
 
@@ -64,7 +64,7 @@ def norm_parameters_kernel(
         row = (part.to(tl.int64) * each + group) * ROWS + tl.arange(0, ROWS)[:, None]
         inside = row < rows
         live = inside & live_col
-        outer, lane = outer_and_lane(row, sizes, lanes)
+        outer, lane = outer_and_lane_of(row, sizes, lanes, rows)
         dy = tl.load(element_pointers(dout, dout_strides, outer, sizes, lane, col), live, other=0.0)
         dy = dy.to(COMPUTE)
         if dweights is not None or projections is not None:

@@ -46,8 +46,8 @@ HELD = 2 / 3
 #: f64. And microseconds of an element of a thread. (These and what follows: from drawn problems on an H200.)
 DIVIDED_PER_US, DIVIDED_ELEMENT_US = (3.7e5, 6e5, 3.2e5, 2e5), 0.02
 #: Microseconds of a sum at such a program's end. It takes twice as long where its warps, times those of them that have
-#: rows of their own, are SUMS_CONFLICT. And microseconds that a program of short rows takes beside.
-SUMS_US, SUMS_CONFLICT, SHORT_US = 0.02, 24, 2.0
+#: rows of their own, are SUMS_CONFLICT.
+SUMS_US, SUMS_CONFLICT = 0.02, 24
 
 
 class NormRows(WholeRows, NormEntry, ops=OPS):
@@ -56,10 +56,10 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
     #: keep memory busy.
     held = (4096, 16384)
     few_warps = (False, False)  # not tuned for norms, which keep a row for a second pass
-    own_launches = 1
-    versions = (2, 5)
+    versions, sku_version = (2, 5), 2  # divided rows with a residual have other tiles
 
     def __init__(self, desc: NormDescriptor) -> None:
+        self.residual = getattr(desc, "residual", False)
         super().__init__(desc)
         #: Elements of a piece of a row.
         self.piece = self.lanes_of_row() * self.rows.together if self.divided() else self.tile.block
@@ -78,18 +78,26 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         return max(-(-self.rows.n // self.piece), 1)
 
     def divided_tile(self) -> Tile | None:
-        r, lanes, block = self.rows, self.lanes_of_row(), ceil_power(self.rows.n)
+        lanes, block = self.lanes_of_row(), ceil_power(self.rows.n)
         how = 2 if not self.gradients else int(block > SHORT)
-        each = -(-r.n // (lanes * r.together)) * r.together
-        warps, several = max(WARPS[how], lanes // 32), max(SEVERAL[how] // ceil_power(each), 1)
-        while several:
-            tile = Tile(several * (32 * warps // lanes), block, warps)
-            # Of each row dout, x and the gradients' sums; and the weights.
-            held = each * ((2 + len(self.gradients)) * several + 1) * self.compute.itemsize // 4
-            if held <= HELD * registers_for(tile, 1):
-                return tile
-            several //= 2
-        return None
+        warps, several = max(WARPS[how], lanes // 32), max(SEVERAL[how] // ceil_power(self.each_of_row()), 1)
+        halves = [several >> i for i in range(several.bit_length())]
+        tiles = [Tile(count * (32 * warps // lanes), block, warps) for count in halves]
+        fitting = [tile for more in (self.residual, False) for tile in tiles if self.fits(tile, more)]
+        return fitting[0] if fitting else None
+
+    def each_of_row(self) -> int:
+        """Elements of a row that a thread has, of those that are divided."""
+        together = self.rows.together
+        return -(-self.rows.n // (self.lanes_of_row() * together)) * together
+
+    def fits(self, tile: Tile, more: bool) -> bool:
+        """Whether registers hold of each row dout, x and the gradients' sums, and with ``more`` dsummed and where it
+        lies; and the weights."""
+        several, each = tile.rows * self.lanes_of_row() // (32 * tile.warps), self.each_of_row()
+        held = each * ((2 + len(self.gradients) + more) * several + 1) * self.compute.itemsize // 4
+        held += 2 * several if more else 0
+        return held <= HELD * registers_for(tile, 1)
 
     def find_tile(self) -> Tile | None:
         if self.divided():
@@ -130,8 +138,7 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
             each *= self.pieces() * self.piece / tile.block
             beside = min(max(tile.warps * 32 // self.lanes_of_row(), 1), tile.warps)  # warps that have own rows
             sums = len(self.gradients) * self.pieces() * (1 + tile.warps * beside / SUMS_CONFLICT)
-            short = SHORT_US if self.gradients and tile.block <= SHORT else 0.0
-            return us + DIVIDED_ELEMENT_US * each + SUMS_US * sums + short
+            return us + DIVIDED_ELEMENT_US * each + SUMS_US * sums
         if not r.vectors:
             few, several, *wide = SINGLE_PER_US
             per_us = few if tile.rows <= FEW_ROWS else several
@@ -164,4 +171,5 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         lone = bool(self.gradients) and self.sums == 1 and self.element.itemsize == 2
         most = registers_for(tile, 1) if fits_once or lone else 0
         which, count, piece, stages = kernels.norm_backward_rows_kernel, self.pieces(), self.piece, self.stages()
-        return [self.launch(which, self.sums, registers=most, PIECES=count, BLOCK=piece, STAGES=stages)]
+        ahead = self.divided() and self.residual and self.fits(tile, True)
+        return [self.launch(which, self.sums, registers=most, PIECES=count, BLOCK=piece, STAGES=stages, AHEAD=ahead)]

@@ -15,7 +15,8 @@ from triplan.backends.triton.common.rows_kernels import (
     group_start,
     live_pieces,
     load_pieces,
-    outer_and_lane,
+    load_rows,
+    outer_and_lane_of,
     row_pointers,
 )
 from triplan.backends.triton.norms.shared_kernels import (
@@ -162,6 +163,7 @@ def norm_backward_rows_kernel(
     PIECES: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """dx = (g - hat * mean(g * hat) - mean(g)) * scale + dsummed along each row, as in ``shared_kernels``.
 
@@ -171,6 +173,9 @@ def norm_backward_rows_kernel(
 
     Program p also accumulates the gradients of weight and bias over its rows and stores them in row p of ``dweights``
     and ``dbiases``: without atomics, the order of additions is fixed. ``norm_fold_kernel`` reduces these rows.
+
+    With AHEAD all pieces of dsummed are loaded with dout and x, otherwise four at a time. A load stays behind the
+    stores of dx before it, as the compiler does not know that these do not overlap, and so waits for memory by itself.
     """
     program = tl.program_id(0)
     col = tl.arange(0, BLOCK)[None, :]
@@ -192,9 +197,16 @@ def norm_backward_rows_kernel(
         row = (program.to(tl.int64) * each + group) * ROWS + tl.arange(0, ROWS)[:, None]
         inside = row < rows
         lives = live_pieces(inside, n, PIECES, BLOCK)
-        outer, lane = outer_and_lane(row, sizes, lanes)
+        outer, lane = outer_and_lane_of(row, sizes, lanes, rows)
         dy = load_pieces(element_pointers(dout, dout_strides, outer, sizes, lane, col), lives, 0.0, dout_strides, BLOCK)
         v = load_pieces(element_pointers(x, x_strides, outer, sizes, lane, col), lives, 0.0, x_strides, BLOCK)
+        more = ()
+        if dsummed is None or PIECES == 1:
+            more = (None,) * PIECES
+        else:
+            more_at = element_pointers(dsummed, dsummed_strides, outer, sizes, lane, col)
+            if AHEAD:
+                more = load_pieces(more_at, lives, 0.0, dsummed_strides, BLOCK)
         v = converted_pieces(v, COMPUTE)
         dy = converted_pieces(dy, COMPUTE)
         statistic = tl.load(rstd + row, mask=inside, other=0.0)
@@ -232,9 +244,13 @@ def norm_backward_rows_kernel(
             g_mean = g_total / count
         to = row_pointers(dx, dx_strides, outer, sizes, lane)
         for i in tl.static_range(PIECES):
+            if dsummed is not None and PIECES > 1 and not AHEAD:
+                if i % 4 == 0:
+                    for j in tl.static_range(i, min(i + 4, PIECES)):
+                        more = more + (load_rows(more_at + j * BLOCK, lives[j], 0.0, dsummed_strides, ""),)
             store_gradient(
                 g[i], hat[i], to, dx, dbranch, dsummed, dx_strides, dbranch_strides, dsummed_strides, sizes, outer,
-                lane, i * BLOCK + col, lives[i], g_mean, scale, projection, CENTRED, COMPUTE,
+                lane, i * BLOCK + col, lives[i], g_mean, scale, projection, CENTRED, COMPUTE, more[i],
             )  # fmt: skip
     line = program.to(tl.int64) * n + col
     sums = ()

@@ -30,8 +30,8 @@ MOST_PARTIALS = 132
 FEW_GROUPS = 4
 ENOUGH_BLOCKS = 128
 FOLD_US = 3.0
-#: Microseconds that a launch after the first takes more than LAUNCH_US, where gradients of weight or bias are summed.
-LATER_US = 0.5
+#: Microseconds of a group of rows in ``norm_parameters_kernel``, which waits for memory. (From drawn problems.)
+GROUP_US = 0.6
 #: Factor on the time of elements that no vector holds, by bytes of an element.
 WIDE = {2: 1, 4: 2, 8: 4}
 #: Columns of a block at most in which 16-bit elements accumulate exactly in f32, and in which their number times the 14
@@ -51,8 +51,6 @@ class NormEntry(Entry):
     program_us = 2.5  # fitted to drawn problems of ``bench anywhere`` on an H100, as the other costs of this family
     #: ``version`` forward and backward; with gradients of weight or bias at least 4.
     versions: ClassVar[tuple[int, int]] = (2, 2)
-    #: Launches of ``main`` with gradients of weight or bias.
-    own_launches: ClassVar[int] = 2
 
     def __init__(self, desc: NormDescriptor) -> None:
         self.centred = desc.op.startswith("layer_norm")
@@ -123,7 +121,8 @@ class NormEntry(Entry):
 
     def accumulate_us(self, target: Target) -> float:
         nbytes = self.each * self.shared.rows * self.traffic()[0] / max(self.column_blocks, 1)
-        return self.reducing_us(self.sums * self.column_blocks, nbytes, target)
+        us = self.reducing_us(self.sums * self.column_blocks, nbytes, target)
+        return max(us, card.LAUNCH_US + GROUP_US * self.each)
 
     def arrays(self) -> dict[str, int]:
         """Partial sums. (No rows have one all the same: no kernel reads it, but one is given its address.)"""
@@ -149,9 +148,7 @@ class NormEntry(Entry):
 
     def rank(self, target: Target) -> float:
         nbytes = self.nbytes(*NormEntry.arrays(self).values())
-        us = super().rank(target) + (card.LAUNCH_US + 2 * nbytes / card.BYTES_PER_US if nbytes else 0.0)
-        later = self.own_launches - 1 + (nbytes > 0) if self.gradients else 0
-        return us + later * LATER_US
+        return super().rank(target) + (self.later_us() + 2 * nbytes / card.BYTES_PER_US if nbytes else 0.0)
 
     # --- guarantees ---
 

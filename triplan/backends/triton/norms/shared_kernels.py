@@ -231,18 +231,22 @@ def store_gradient(
     projection,
     CENTRED: tl.constexpr,
     COMPUTE: tl.constexpr,
+    more=None,
 ):
     """dx = (g - hat * projection - g_mean) * scale + dsummed, for the elements ``col`` of rows that begin at ``at``.
 
-    ``dbranch``, where it is given, receives the same in its own element.
+    ``dbranch``, where it is given, receives the same in its own element. ``more``: the elements of dsummed, where they
+    are loaded already.
     """
     d = g - hat * projection
     if CENTRED:
         d = d - g_mean
     d = d * scale
-    if dsummed is not None:
-        more = element_pointers(dsummed, dsummed_strides, outer, sizes, lane, col)
-        d += tl.load(more, mask=live, other=0.0).to(COMPUTE)
+    if more is not None:
+        d += more.to(COMPUTE)
+    elif dsummed is not None:
+        more_at = element_pointers(dsummed, dsummed_strides, outer, sizes, lane, col)
+        d += tl.load(more_at, mask=live, other=0.0).to(COMPUTE)
     tl.store(at + axis_offset(col, dx_strides[2]), d.to(dx.dtype.element_ty), mask=live)
     if dbranch is not None:
         narrow = element_pointers(dbranch, dbranch_strides, outer, sizes, lane, col)

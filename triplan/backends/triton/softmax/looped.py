@@ -21,9 +21,6 @@ ODD_ROWS = (1.7, 1.3)
 SHIFTED_FROM = 16384
 #: Microseconds of a loop.
 LOOP_US = 0.3
-#: Elements of several rows that a multiprocessor has in a microsecond: forward of 16 bits, forward of more, backward;
-#: and the part of it that a program of 16 bits takes which is alone there.
-SEVERAL_PER_US, ALONE = (2500.0, 1800.0, 1500.0), 1.1
 #: Elements that a program has in a microsecond forward, of a row with gaps, and of one that begins between two vectors.
 SINGLE_PER_US = (1500.0, 3500.0)
 #: What the second loop's reads cost; and where vectors are loaded, backward, and forward of so many elements and rows.
@@ -65,14 +62,8 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
         return self.rows.n * self.element.itemsize > LONG_ROW
 
     def us(self, target: Target) -> float:
-        us, r, narrow = super().us(target), self.rows, self.element.itemsize == 2
-        if self.tile.rows > 1:
-            per_us = SEVERAL_PER_US[2 if self.backward else 0 if narrow else 1]
-            # Up to two programs of a multiprocessor all run at a time: the busiest has two where others have one.
-            alone = 2.0 if 1 < self.programs() / max(target.sm_count, 1) <= 2 else ALONE if narrow else 1.0
-            block_us = self.tiles_us(self.tile, self.programs(), per_us, target, alone)
-            us = max(us, LAUNCH_US + r.blocks(self.tile) * block_us)
-        elif not r.vectors:
+        us, r, narrow = max(super().us(target), self.several_us(target)), self.rows, self.element.itemsize == 2
+        if self.tile.rows == 1 and not r.vectors:
             estimated = not self.shifted() or r.n <= SHIFTED_FROM
             if estimated and r.unit and (narrow or not self.backward or self.long()):
                 us = LAUNCH_US + ODD_ROWS[self.backward] * (us - LAUNCH_US)

@@ -9,10 +9,8 @@ from triplan.backends.triton.common.rows_entries import Entry
 from triplan.backends.triton.common.tiles import Tile, warps_for
 from triplan.descriptors import Operand
 from triplan.descriptors.softmax import AnySoftmaxDescriptor
-from triplan.sku import ElementKind, PrecisionGuarantee, Target
+from triplan.sku import PrecisionGuarantee
 
-#: How much longer f64 takes than f32 where instructions are the limit.
-WIDE = 2.5
 #: Elements of a tile of few rows at most.
 MOST_FEW = 8192
 OPS = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
@@ -35,14 +33,6 @@ class SoftmaxEntry(Entry):
         first, second = super().traffic()
         late = self.rows.n * self.element.itemsize if self.desc.op == "log_softmax_backward" else 0
         return first - late, second + late
-
-    def tiles_us(self, tile: Tile, programs: int, per_us: float, target: Target, alone: float = 1.0) -> float:
-        """Microseconds of ``programs`` of a ``tile`` of several rows, bound by instructions: ``per_us`` elements of a
-        multiprocessor in one, and ``alone``, the part of its time that a program takes which is alone on one. Rows that
-        a tile lacks cost nothing."""
-        wide = WIDE if self.element is ElementKind.F64 else 1.0
-        held = self.rows.lanes / max(self.rows.groups(tile.rows), 1)  # rows of a tile that exist
-        return wide * held * tile.block * max(programs / max(target.sm_count, 1), alone) / per_us
 
     def constants(self) -> dict[str, Any]:
         return {"LOG": self.desc.op.startswith("log_")}
