@@ -26,6 +26,8 @@ def problems(op: str, entry: str) -> Iterator[tp.Descriptor]:
         desc = tp.RandomDescriptor(op=op, element=element, out_shape=(2**12, 1001), layouts=turned)
         yield desc
         yield desc.replace(layouts={"out": turned["out"]} if "x" not in turned else {"x": turned["x"]})
+    if op == "normal":  # more counters a thread
+        yield desc.replace(out_shape=(2**15, 1001))
     for element in {"randint": ("i64", "u8"), "bernoulli_p": ("bool",)}.get(op, ()):
         yield tp.RandomDescriptor(op=op, element=element, out_shape=(2**24,))
 

@@ -15,12 +15,13 @@ import triton
 import triton.language as tl
 from cases.functional import DEVICES
 from proofs import target
-from samples import same
+from samples import SetConstant, same
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
 from triplan.backends.reference.philox import philox
 from triplan.backends.triton.common.philox_kernels import minus_log
+from triplan.backends.triton.random import rows
 from triplan.backends.triton.random.shared_kernels import NUMBERS, circle
 
 Tensor = torch.Tensor
@@ -141,6 +142,26 @@ def test_any_strides_have_the_packed_bits(op: str, where: str) -> None:
                     found.append(args.out.clone())
             assert all(torch.equal(f, found[0]) for f in found)
     assert plans == {"groups", "rows"}
+
+
+@pytest.mark.parametrize("where", WHERE[1:])
+@pytest.mark.parametrize(("op", "element"), [("normal", "f32"), ("randint", "i64"), ("uniform", "bf16")])
+def test_threads_of_several_counters_have_the_packed_bits(
+    op: str, element: str, where: str, constant: SetConstant
+) -> None:
+    """As where results are many."""
+    constant(rows, "THREADS", 1)
+    for shape, first in (((37, 133), 0), ((37, 133), 3), ((5, 3, 71), 2)):
+        found = []
+        for turns in (False, True):
+            out = torch.empty(shape, dtype=tp.ElementKind(element).torch, device=target(where).device_type)
+            out = torch.empty_like(out.mT, memory_format=torch.contiguous_format).mT if turns else out
+            args = tp.RandomArgs(**OPS[op], seed=3, offset=4, first=first, out=out)
+            plan = tp.plan(tp.RandomDescriptor.from_args(args, op=op), target=target(where))
+            plan.run(args)
+            found.append(out)
+        assert plan.launches[0].constexprs["GROUPS"] > 1
+        assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("device", DEVICES)

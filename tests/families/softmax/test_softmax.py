@@ -85,11 +85,11 @@ def test_long_rows_between_vectors_are_read_by_vectors(where: str, op: str, n: i
     assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
 
 
-@pytest.mark.parametrize("shape", [(41, 7, 6), (9, 7, 600)])
+@pytest.mark.parametrize("shape", [(41, 7, 6), (11, 7, 200), (9, 7, 600)])
 @pytest.mark.parametrize("op", ["softmax", "log_softmax_backward"])
 @pytest.mark.parametrize("where", WHERE)
 def test_rows_among_others_are_numbered_row_major(where: str, op: str, shape: tuple[int, int, int]) -> None:
-    """Programs of 128 rows at many outer points, and of one row."""
+    """Programs of 128 rows at many outer points, of four rows, and of one."""
     desc = build(op, shape, element="f16")
     layouts = {o.name: Layout.strided(unit_axis=1 if o.name == "out" else 2) for o in desc.operands()}
     plan = tp.plan(desc.replace(layouts=layouts), target=target(where), kernel="rows")

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
-from triplan.backends.triton.common.card import L2_BYTES, LAUNCH_US, SM_PROGRAMS, SM_WARPS
+from triplan.backends.triton.common.card import L2_BYTES, LAUNCH_US, OVERLAPPED_LAUNCH_US, SM_PROGRAMS, SM_WARPS
 from triplan.backends.triton.common.offsets import TL, ceil_power, layout, padded_bytes, values
 from triplan.backends.triton.common.rows import Rows
 from triplan.backends.triton.common.tiles import Tile, again_us, registers_for, warps_for, waves_us
@@ -38,16 +38,16 @@ WRITTEN = (4, 2)
 MOST_NARROW = 32768
 NARROW_EACH = 128
 #: How much longer f64 takes than f32 where instructions are the limit.
-WIDE = 2.5
+F64_SLOWDOWN = 2.5
 #: Elements of tiles of several rows that a multiprocessor has in a microsecond in a loop: forward of 16 bits, forward
-#: of more, backward; and the part of its time that a program of 16 bits takes which is alone there. (From drawn
-#: problems on an H200, as are the next ones.)
-SEVERAL_PER_US, ALONE = (2500.0, 1800.0, 1500.0), 1.1
-#: The part of its time that a program of a split takes which is alone on a multiprocessor; and how much faster splits
-#: are of which only the second launch has tiles of several rows, and forward ones of 16 bits where rows are crossed.
-SPLIT_ALONE, TURNED_ONCE = 0.5, 1.55
-#: Microseconds of a short launch that begins while the one ahead of it ends.
-OVERLAPPED_US = 1.0
+#: of more, backward. (From drawn problems on an H200, as are the next ones.)
+SEVERAL_PER_US = (2500.0, 1800.0, 1500.0)
+#: Fewest programs that an estimate counts on a multiprocessor, in a loop of 16 bits and in a split: one that is alone
+#: takes that share of the time of a full one.
+ALONE, SPLIT_ALONE = 1.1, 0.5
+#: How much faster splits are of which only the second launch has tiles of several rows, and forward ones of 16 bits
+#: where rows are crossed.
+TURNED_ONCE = 1.55
 rows_of: Callable[[RowsDescriptor], Rows] = fact(Rows)
 #: Of rows that are numbered row-major.
 flat_rows_of: Callable[[RowsDescriptor], Rows] = fact(partial(Rows, flat=True))
@@ -183,7 +183,7 @@ class Entry(ABC):
 
     def later_us(self) -> float:
         """Microseconds of a launch after the first."""
-        return OVERLAPPED_US if self.overlaps else LAUNCH_US
+        return OVERLAPPED_LAUNCH_US if self.overlaps else LAUNCH_US
 
     def reducing_us(self, programs: int, nbytes: float, target: Target) -> float:
         """Microseconds of programs that reduce ``nbytes`` each: their traffic or their number is the limit."""
@@ -191,11 +191,11 @@ class Entry(ABC):
 
     def tiles_us(self, tile: Tile, programs: int, per_us: float, target: Target, alone: float = 1.0) -> float:
         """Microseconds of ``programs`` of a ``tile`` of several rows, bound by instructions: ``per_us`` elements of a
-        multiprocessor in one, and ``alone``, the part of its time that a program takes which is alone on one. Rows that
-        a tile lacks cost nothing."""
-        wide = WIDE if self.element is ElementKind.F64 else 1.0
+        multiprocessor in one, and ``alone``, the fewest programs that are counted on one. Rows that a tile lacks cost
+        nothing."""
+        slowdown = F64_SLOWDOWN if self.element is ElementKind.F64 else 1.0
         held = self.rows.lanes / max(self.rows.groups(tile.rows), 1)  # rows of a tile that exist
-        return wide * held * tile.block * max(programs / max(target.sm_count, 1), alone) / per_us
+        return slowdown * held * tile.block * max(programs / max(target.sm_count, 1), alone) / per_us
 
     def busy_us(self, programs: int, target: Target) -> float:
         """Microseconds that ``programs`` programs cost beside their traffic."""
@@ -299,7 +299,7 @@ class WholeRows(Entry):
         return [self.launch(self.which[self.backward], registers=self.most_registers(), NARROW=narrow)]
 
     def us(self, target: Target) -> float:
-        held = min(self.tile.rows, self.rows.lanes)
+        held = min(self.tile.rows, self.rows.count if self.rows.flat else self.rows.lanes)
         nbytes = held * self.rows.sectors(self.tile.rows) * sum(self.traffic())
         return self.reducing_us(self.programs(), nbytes, target)
 
@@ -342,7 +342,7 @@ class LoopedRows(Entry):
         if tile.rows == 1:
             return 0.0
         per_us = SEVERAL_PER_US[2 if self.backward else 0 if narrow else 1]
-        # Up to two programs of a multiprocessor all run at a time: the busiest has two where others have one.
+        # With more programs than multiprocessors and up to twice as many, the busiest have two.
         alone = 2.0 if 1 < self.programs() / max(target.sm_count, 1) <= 2 else ALONE if narrow else 1.0
         block_us = self.tiles_us(tile, self.programs(), per_us, target, alone)
         return LAUNCH_US + self.rows.blocks(tile) * block_us

@@ -11,7 +11,8 @@ from triplan.sku import Support, Target
 
 #: Threads of a program: the best of 128, 256 and 512 on an H200, with gelu, silu and add of 16384 x 16384 bf16.
 THREADS = 128
-#: As ``geometry.FEW``, chosen on an H200 for ops of 8 and 16 bits.
+#: As ``geometry.FEW``, chosen on an H200 for ops of 8 and 16 bits. (Of wider elements it matters only where narrower
+#: ones are written, as by comparisons.)
 FEW = ((1 << 17, 2), (5 << 16, 4), (1 << 21, 8))
 
 

@@ -30,7 +30,8 @@ MOST_PARTIALS = 132
 FEW_GROUPS = 4
 ENOUGH_BLOCKS = 128
 FOLD_US = 3.0
-#: Microseconds of a group of rows in ``norm_parameters_kernel``, which waits for memory. (From drawn problems.)
+#: Microseconds of a group of rows in ``norm_parameters_kernel``, which waits for memory. (From drawn problems on an
+#: H200.)
 GROUP_US = 0.6
 #: Factor on the time of elements that no vector holds, by bytes of an element.
 WIDE = {2: 1, 4: 2, 8: 4}

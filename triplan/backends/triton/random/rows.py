@@ -19,8 +19,8 @@ from triplan.sku.facts import fact
 
 #: Warps of a program.
 WARPS = 4
-#: Registers of a thread that writes part of a tile and reads no x, at most: randint would take up to 168, with which
-#: three programs are resident. (Those that read x spill on an A100.)
+#: Registers of a thread at most that writes part of a tile and reads no x: with as many as randint would take, fewer
+#: programs are resident. (Those that read x spill on an A100.)
 REGISTERS = 96
 #: Time relative to packed results. Untuned.
 SLOWDOWN = 1.2

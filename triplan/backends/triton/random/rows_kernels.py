@@ -146,8 +146,8 @@ def _write_beside(
     own = elements_of(seed, offset, counter & ALL, parameters, NUMBER, PAIRED, WIDE)
     LOOPS: tl.constexpr = (x is None) and (SKIPS or not WIDE)
     if LOOPS:
-        # No unrolled loop: the compiler would compute all numbers before it stores one. Of normal f32 that takes 184
-        # registers, with which two programs are resident. (Of two elements a counter the loop would take longer.)
+        # No unrolled loop: the compiler would compute all numbers before it stores one, which takes so many registers
+        # that few programs are resident. (Of two elements a counter the loop would take longer.)
         for group in tl.range(GROUPS):
             if SKIPS:
                 following = elements_of(seed, offset, (counter + (group + 1)) & ALL, parameters, NUMBER, PAIRED, WIDE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import triton.language as tl
 
@@ -16,7 +16,8 @@ from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, di
 from triplan.backends.triton.common.strides import Along, in_memory, known_strides, row_tile, stride_arg
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.reductions import shared_kernels as do
-from triplan.backends.triton.reductions.expression_kernels import CONSTANT, STRIDED, UNIT, reduce_expression_kernel
+from triplan.backends.triton.reductions.dims import STEPS, Dim, distance, merged, step_along
+from triplan.backends.triton.reductions.expression_kernels import reduce_expression_kernel
 from triplan.backends.triton.reductions.kinds import EXTREMA, OTHER_NORM, PAIRS, POSITIONS, TURNED, kind_of
 from triplan.backends.triton.reductions.tiles_kernels import reduce_kernel
 from triplan.descriptors import ExpressionReductionDescriptor, Operand
@@ -65,9 +66,11 @@ HELD = 64
 BESIDE = 4
 #: Smallest number of neighbouring lines that are reduced side by side. Untuned.
 FEWEST_ACROSS = 8
-#: Lines of several points are reduced side by side, if no vectors of 16 bytes can be loaded, where otherwise less than
-#: this share of the lanes would have one, in tiles of so many lanes. Untuned.
-FLAT_SHARE, FLAT_FROM = 0.8, 64
+#: Where no vectors of 16 bytes can be loaded, lines of several points are reduced side by side if otherwise fewer than
+#: this share of the lanes would have one. Untuned.
+FLAT_SHARE = 0.8
+#: The width, in lanes, of the tiles for which that is counted. Untuned.
+FLAT_FROM = 64
 #: Lines of a program at most, if each has its own address, in all operands: with 1024 registers spill.
 MOST_LINES = 512
 #: Elements of a line up to which one thread reads all of them, one by one, if lines are contiguous and begin anywhere:
@@ -84,19 +87,6 @@ BUSY = 1024
 RESIDENT = 264
 #: Blocks of a chunk at least, if lines are reduced side by side, by WARPS and by LONE_WARPS. Untuned.
 FEWEST_BLOCKS, LONE_BLOCKS = 4, 2
-
-
-#: How an operand's offset changes along the rows or the columns of a tile.
-STEPS: tuple[int, ...] = (CONSTANT.value, UNIT.value, STRIDED.value)
-
-
-class Dim(NamedTuple):
-    """A dimension: its extent, its stride in each tensor that is read, and in both results if it is kept."""
-
-    size: int
-    reads: tuple[int | Along, ...]
-    out: int | Along = 0
-    second: int | Along = 0
 
 
 class Plan:
@@ -135,8 +125,8 @@ class Plan:
         reduced = [Dim(shape[a], of_reads[a]) for a in desc.reduce_axes if shape[a] != 1]
         if self.kind.accumulates not in POSITIONS:  # these number elements row-major
             reduced.sort(key=lambda d: in_memory(d.reads[self._lead]))
-        self.reduced = _merged(reduced)
-        kept = _merged([Dim(shape[a], of_reads[a], *of_kept[a]) for a in desc.kept_axes if shape[a] != 1])
+        self.reduced = merged(reduced)
+        kept = merged([Dim(shape[a], of_reads[a], *of_kept[a]) for a in desc.kept_axes if shape[a] != 1])
         self.lanes, self.n = math.prod(d.size for d in kept), desc.reduced
         contiguous = len(self.reduced) == 1 and self._is_unit(self.reduced[0])
         if contiguous and not kept:
@@ -153,8 +143,8 @@ class Plan:
         self.unit = contiguous and not self.own
         self.flat = self._flat()
         self.rowed = self._rowed()
-        #: Bytes to which any operand is said to be aligned at most: threads with wider loads of one operand would have
-        #: parts of more columns.
+        #: The largest alignment that the compiler is told of any operand: a wider load of one operand would divide a
+        #: column among several threads.
         self.most_aligned = 1024
         self.tile = self._tile()
         self.chunk, self.chunks = self._chunks()
@@ -247,7 +237,7 @@ class Plan:
         if self.across is not None and not self._is_unit(self.across):
             return self.x.element.itemsize
         dims = [*self.kept, *(d for d in self.reduced if len(self.reduced) > 1 or not self._is_unit(d))]
-        apart = [_distance(o, s) for d in dims for o, s in zip(self.reads, d.reads, strict=True)]
+        apart = [distance(o, s) for d in dims for o, s in zip(self.reads, d.reads, strict=True)]
         alignments = [o.alignment for o in self.reads if o.numel > 1]
         return min(map(power_of_two_in, (*apart, *alignments, 16)))
 
@@ -407,8 +397,8 @@ class Plan:
     def _shift(self, tile: Tile) -> int:
         """Elements of a vector, if lines of several blocks (so that a tile has one line) may begin at any; else 1."""
         vector = 16 // self.x.element.itemsize
-        apart = (self.x.alignment, *(_distance(self.x, d.reads[self._lead]) for d in self.kept))
-        aligned = not self.rowed and all(distance % 16 == 0 for distance in apart)
+        apart = (self.x.alignment, *(distance(self.x, d.reads[self._lead]) for d in self.kept))
+        aligned = not self.rowed and all(nbytes % 16 == 0 for nbytes in apart)
         worth = vector > (1 if self.x.alignment >= 16 else 2)  # (of 8 bytes, loads of one element are wide enough)
         lines = self.rowed or (self.unit and self.tree is None)
         long = lines and self.n > tile.block and worth and tile.warps == WARPS
@@ -437,12 +427,12 @@ class Plan:
     def _row_step(self, i: int) -> int:
         """How the offset of operand ``i`` changes along the lines of a tile."""
         if self.across is not None:
-            return _step([self.across.reads[i]])
+            return step_along([self.across.reads[i]])
         return STEPS[2 if any(d.reads[i] != 0 for d in self.kept) else 0]
 
     def _column_step(self, i: int) -> int:
         """How the offset of operand ``i`` changes along a line."""
-        return _step([d.reads[i] for d in self.reduced])
+        return step_along([d.reads[i] for d in self.reduced])
 
     # --- what is promised ---
 
@@ -492,29 +482,6 @@ class Plan:
 
     def us(self) -> float:
         return LAUNCH_US + sum(o.nbytes for o in self.reads) / BYTES_PER_US
-
-
-def _distance(o: Operand, stride: int | Along) -> int:
-    """A divisor of ``stride``, in bytes."""
-    return (o.layout.stride_multiple if isinstance(stride, Along) else stride) * o.element.itemsize
-
-
-def _step(strides: list[int | Along]) -> int:
-    return STEPS[0 if all(s == 0 for s in strides) else 1 if strides == [1] else 2]
-
-
-def _merged(dims: list[Dim]) -> list[Dim]:
-    found: list[Dim] = []
-    for d in dims:
-        outer = found[-1] if found else None
-        if outer is not None and all(
-            isinstance(s, int) and isinstance(t, int) and s == t * d.size
-            for s, t in zip((*outer.reads, *outer[2:]), (*d.reads, *d[2:]), strict=True)
-        ):
-            found[-1] = Dim(outer.size * d.size, *d[1:])
-        else:
-            found.append(d)
-    return found
 
 
 plan_of: Callable[[Any], Plan] = fact(Plan)

@@ -75,7 +75,7 @@ def side_by_side(point_at, lane, ROWS: tl.constexpr, FLAT: tl.constexpr):
         at = tl.max_contiguous(tl.multiple_of(at, FLAT), FLAT)
     else:
         # True but where a point ends. It makes neighbours of threads neighbours in memory, and no vectors: as nothing
-        # is said of divisors, a load has one element.
+        # is said of divisors, a load has one element. (So ``lanes`` and ``size`` must be passed without one.)
         at = tl.max_contiguous(at, ROWS)
     return at
 

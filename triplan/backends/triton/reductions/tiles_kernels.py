@@ -156,7 +156,7 @@ def reduce_kernel(
     x: any element, at offset kept[r] + reduced[k]; out: [lanes] of RESULT; second: [lanes], or None, see
     ``store_second``; firsts, seconds: [lanes, chunks] of accumulators, or None. A program reduces one chunk of ROWS
     lines with BLOCK accumulators a line, each over every BLOCK-th element, which are merged at the end. BESIDE: see
-    ``neighbours``; FLAT: ``flat_lines``. AHEAD: elements are loaded before those of the last block are accumulated.
+    ``neighbours``; FLAT: ``flat_lines``. AHEAD: a block is loaded before the previous one is accumulated.
 
     SHIFT = 1: lines are read from their first element on. SHIFT > 1, with ROWS = 1: vectors of SHIFT elements are
     aligned, and a line may begin at any element of one. It is read from that vector on: element k of a line that begins

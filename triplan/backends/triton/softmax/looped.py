@@ -16,8 +16,8 @@ from triplan.sku import Target
 #: How much longer than estimated loops take along rows that begin between two vectors, forward and backward (there of
 #: 16 bits, and of long rows). (This and what follows: from drawn problems on an H200.)
 ODD_ROWS = (1.7, 1.3)
-#: Longest rows of which that is said even where they are read by vectors: ``rows`` has been compared with what such
-#: loops took before.
+#: Rows of up to this many elements keep that factor where they are read by vectors, too: ``rows`` was compared with
+#: what such loops took before.
 SHIFTED_FROM = 16384
 #: Microseconds of a loop.
 LOOP_US = 0.3
@@ -34,7 +34,6 @@ LONG_ROW = 1 << 16
 class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
     which = (kernels.softmax_looped_kernel, kernels.softmax_backward_looped_kernel)
     priority = 2
-
     sku_version = 2  # backward reads rows that begin between two vectors by vectors
 
     def __init__(self, desc: AnySoftmaxDescriptor) -> None:

@@ -57,8 +57,8 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         #: Elements of a part of a row.
         self.part = self.find_part() if divided else self.tile.block
         short = self.rows.across and self.tile.rows > self.rows.neighbours
-        parts = 7 if self.part > self.tile.block // PARTS else 4
-        self.version = 6 if self.exchanged() else parts if divided else 5 if short else 2
+        divided_version = 7 if self.part > self.tile.block // PARTS else 4
+        self.version = 6 if self.exchanged() else divided_version if divided else 5 if short else 2
 
     def find_rows(self, desc: RowsDescriptor) -> Rows:
         """Rows that lie among others are numbered row-major: those of a program then share sectors of memory. (Where no

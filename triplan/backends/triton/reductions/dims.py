@@ -1,0 +1,44 @@
+"""Dimensions of reductions: extents and strides, of which adjacent ones are merged."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from triplan.backends.triton.common.strides import Along
+from triplan.backends.triton.reductions.expression_kernels import CONSTANT, STRIDED, UNIT
+from triplan.descriptors import Operand
+
+#: How an operand's offset changes along the rows or the columns of a tile.
+STEPS: tuple[int, ...] = (CONSTANT.value, UNIT.value, STRIDED.value)
+
+
+class Dim(NamedTuple):
+    """A dimension: its extent, its stride in each tensor that is read, and in both results if it is kept."""
+
+    size: int
+    reads: tuple[int | Along, ...]
+    out: int | Along = 0
+    second: int | Along = 0
+
+
+def distance(o: Operand, stride: int | Along) -> int:
+    """A divisor of ``stride``, in bytes."""
+    return (o.layout.stride_multiple if isinstance(stride, Along) else stride) * o.element.itemsize
+
+
+def step_along(strides: list[int | Along]) -> int:
+    return STEPS[0 if all(s == 0 for s in strides) else 1 if strides == [1] else 2]
+
+
+def merged(dims: list[Dim]) -> list[Dim]:
+    found: list[Dim] = []
+    for d in dims:
+        outer = found[-1] if found else None
+        if outer is not None and all(
+            isinstance(s, int) and isinstance(t, int) and s == t * d.size
+            for s, t in zip((*outer.reads, *outer[2:]), (*d.reads, *d[2:]), strict=True)
+        ):
+            found[-1] = Dim(outer.size * d.size, *d[1:])
+        else:
+            found.append(d)
+    return found
