@@ -42,18 +42,9 @@ def matrix_copy_kernel(
         program = program % tiles
         source += product * source_batch
         out += product * out_batch
-    first_row = (program // across).to(tl.int64) * ROWS
-    first_column = (program % across).to(tl.int64) * COLUMNS
-    source += first_row * source_m + first_column * source_n
-    out += first_row * out_m + first_column * out_n
     # Blocks are [columns, rows]: where the compiler knows no stride, it lets consecutive threads access the first axis.
-    row, column = tl.arange(0, ROWS)[None, :], tl.arange(0, COLUMNS)[:, None]
-    x_at = row.to(tl.int64) * source_m + column * source_n
-    out_at = row.to(tl.int64) * out_m + column * out_n
-    if (first_row + ROWS <= rows) & (first_column + COLUMNS <= tl.minimum(source_columns, out_columns)):
-        # Without masks: of narrow elements, they take most of the instructions.
-        tl.store(out + out_at, tl.load(source + x_at))
-    else:
-        within = first_row + row < rows
-        x = tl.load(source + x_at, mask=within & (first_column + column < source_columns), other=0)
-        tl.store(out + out_at, x, mask=within & (first_column + column < out_columns))
+    row = ((program // across).to(tl.int64) * ROWS + tl.arange(0, ROWS))[None, :]
+    column = ((program % across).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS))[:, None]
+    within = row < rows
+    x = tl.load(source + row * source_m + column * source_n, mask=within & (column < source_columns), other=0)
+    tl.store(out + row * out_m + column * out_n, x, mask=within & (column < out_columns))
