@@ -27,10 +27,12 @@ def distance(o: Operand, stride: int | Along) -> int:
 
 
 def step_along(strides: list[int | Along]) -> int:
+    """Which of STEPS an offset takes along dimensions with these strides."""
     return STEPS[0 if all(s == 0 for s in strides) else 1 if strides == [1] else 2]
 
 
 def merged(dims: list[Dim]) -> list[Dim]:
+    """The dimensions, outermost first, with those as one that are one in every operand."""
     found: list[Dim] = []
     for d in dims:
         outer = found[-1] if found else None

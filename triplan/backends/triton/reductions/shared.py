@@ -143,9 +143,6 @@ class Plan:
         self.unit = contiguous and not self.own
         self.flat = self._flat()
         self.rowed = self._rowed()
-        #: The largest alignment that the compiler is told of any operand: a wider load of one operand would divide a
-        #: column among several threads.
-        self.most_aligned = 1024
         self.tile = self._tile()
         self.chunk, self.chunks = self._chunks()
 
@@ -199,7 +196,6 @@ class Plan:
             beside = 32 * WARPS * vector * max(FEWEST_HELD // (vector * block), 1)
             _, rows = row_tile(beside, beside, self._side())
             if n <= FEW or (not odd and n <= FEW_OF_MANY and self.lanes >= MANY * rows):
-                self.most_aligned = self._aligned()
                 return Tile(rows, block, min(max(rows // (32 * vector), 1), WARPS))
         if self.own:
             return Tile(32 * WARPS, ceil_power(n), WARPS)
@@ -333,10 +329,12 @@ class Plan:
             of_first, *others = self._strides(self.across)
             along = (size, None if self.across.reads == (1,) else of_first, *others)
         divisible = power_of_two_in(self.n) if self.unit else 1
+        # A wider load of one operand would divide a short column among several threads.
+        most = self._aligned() if self.across is not None and self.n <= FEW else 1024
         number = self.compute if self.compute is ElementKind.F64 else ElementKind.F32
         return {
             "x": self._lead_address(),
-            "inputs": tuple(self._pointer(o, self.most_aligned) for o in self.reads),
+            "inputs": tuple(self._pointer(o, most) for o in self.reads),
             "scalars": self._scalars() or None,
             "out": self._pointer(self.results[0]),
             "second": self._pointer(self.results[1]) if len(self.results) > 1 else None,
@@ -397,11 +395,12 @@ class Plan:
     def _shift(self, tile: Tile) -> int:
         """Elements of a vector, if lines of several blocks (so that a tile has one line) may begin at any; else 1."""
         vector = 16 // self.x.element.itemsize
+        if self.rowed:
+            return vector
         apart = (self.x.alignment, *(distance(self.x, d.reads[self._lead]) for d in self.kept))
-        aligned = not self.rowed and all(nbytes % 16 == 0 for nbytes in apart)
+        aligned = all(nbytes % 16 == 0 for nbytes in apart)
         worth = vector > (1 if self.x.alignment >= 16 else 2)  # (of 8 bytes, loads of one element are wide enough)
-        lines = self.rowed or (self.unit and self.tree is None)
-        long = lines and self.n > tile.block and worth and tile.warps == WARPS
+        long = self.tree is None and self.unit and self.n > tile.block and worth and tile.warps == WARPS
         return vector if long and not aligned and self.kind.accumulates in TURNED else 1
 
     def _ahead(self, tile: Tile) -> bool:
