@@ -79,6 +79,8 @@ class Rows:
         self._groups, self._sizes = groups, [math.prod(shape[a] for a in g) for g in groups]
         self.lanes, self.outer = self._sizes[-1] if groups else 1, math.prod(self._sizes[:-1])
         self.count = self.lanes * self.outer
+        #: Rows that programs number through: those along the last group, or all.
+        self.numbered = self.count if flat else self.lanes
         contiguous = [self._step(o, axis) is None for o in operands]
         self.unit, self.along = all(contiguous), any(contiguous)
         adjacent = [self._is_adjacent(o) for o in operands]
@@ -142,8 +144,8 @@ class Rows:
         }
 
     def groups(self, rows: int) -> int:
-        """Groups of ``rows`` neighbouring rows at one outer point."""
-        return -(-self.lanes // rows)
+        """Groups of ``rows`` rows that are numbered through."""
+        return -(-self.numbered // rows)
 
     def beside(self) -> int:
         """Rows of a tile of ``neighbours``: not more than there are, but a power of two."""
@@ -159,8 +161,8 @@ class Rows:
 
     def programs(self, tile: Tile, blocks: int | None = None) -> int:
         """Programs of ``blocks`` blocks of every row, of one ``tile`` each; by default of those that cover all rows."""
-        groups = -(-self.count // tile.rows) if self.flat else self.outer * self.groups(tile.rows)
-        return groups * (self.blocks(tile) if blocks is None else blocks)
+        points = 1 if self.flat else self.outer
+        return points * self.groups(tile.rows) * (self.blocks(tile) if blocks is None else blocks)
 
     def numerics(self, name: str, operands: Sequence[Operand]) -> str | None:
         """The numerics id: ``name``, which holds all else that decides bits, and the promised layouts: how many

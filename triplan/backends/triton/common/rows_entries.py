@@ -194,7 +194,7 @@ class Entry(ABC):
         multiprocessor in one, and ``alone``, the fewest programs that are counted on one. Rows that a tile lacks cost
         nothing."""
         slowdown = F64_SLOWDOWN if self.element is ElementKind.F64 else 1.0
-        held = self.rows.lanes / max(self.rows.groups(tile.rows), 1)  # rows of a tile that exist
+        held = self.rows.numbered / max(self.rows.groups(tile.rows), 1)  # rows of a tile that exist
         return slowdown * held * tile.block * max(programs / max(target.sm_count, 1), alone) / per_us
 
     def busy_us(self, programs: int, target: Target) -> float:
@@ -299,7 +299,7 @@ class WholeRows(Entry):
         return [self.launch(self.which[self.backward], registers=self.most_registers(), NARROW=narrow)]
 
     def us(self, target: Target) -> float:
-        held = min(self.tile.rows, self.rows.count if self.rows.flat else self.rows.lanes)
+        held = min(self.tile.rows, self.rows.numbered)
         nbytes = held * self.rows.sectors(self.tile.rows) * sum(self.traffic())
         return self.reducing_us(self.programs(), nbytes, target)
 
