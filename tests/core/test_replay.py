@@ -168,6 +168,16 @@ def test_scalars_reach_the_kernel_every_time() -> None:
     assert results[5] != results[5]
 
 
+def test_operands_that_a_call_adds_are_seen() -> None:
+    plan = tp.plan(tp.UnaryDescriptor(op="exp", element="f32", input_shape=(4,)), target=CPU)
+    x, out = torch.zeros(4), torch.zeros(4)
+    for _ in range(2):
+        plan.run(tp.UnaryArgs(x=x, out=out))
+    with pytest.raises(tp.InvalidProblem, match="other"):
+        plan.run(tp.UnaryArgs(x=x, out=out, other=x))
+    plan.run(tp.UnaryArgs(x=x, out=out))
+
+
 def test_list_operands_are_looked_into() -> None:
     desc, args = problem("index_put", strided=False)
     plan = tp.plan(desc, target=CPU)
@@ -298,6 +308,17 @@ def test_either_zero_reaches_the_kernel(launched: list[tuple[Any, ...]]) -> None
         plan.run(tp.IndexAddArgs(index, src, out, alpha))
         (passed,) = (a for a in launched[-1] if isinstance(a, float))
         assert (passed, math.copysign(1, passed)) == (alpha, math.copysign(1, alpha))
+
+
+@compiled
+def test_a_scalar_that_a_call_adds_reaches_the_kernel(launched: list[tuple[Any, ...]]) -> None:
+    state = torch.tensor([3, 5])
+    operands = {"x": torch.ones(9), "out": torch.ones(9), "p": 0.5, "state": state}
+    plan = tp.plan(tp.RandomDescriptor.from_args(tp.RandomArgs(**operands), op="dropout"), target=H200)
+    for added in ({}, {"first": 7}, {}, {"first": 0}, {"first": None}, {"first": 6}):
+        plan.run(tp.RandomArgs(**operands, **added))
+    firsts = [call[call.index(state.data_ptr()) + 4] for call in launched]
+    assert firsts == [0, 7, 0, 0, 0, 6]
 
 
 @compiled

@@ -236,7 +236,9 @@ class Replay:
         ``storage``: whether they read prepared indices.
         """
         operands = {o.name: o for o in desc.operands()}
-        absent = [f"call.{f.name} is not None" for f in fields(args) if getattr(args, f.name) is None]
+        # Args with names of their own (``NamedArgs``) have a class for each set of names.
+        refused = ["type(call) is not args_type"]
+        refused += [f"call.{f.name} is not None" for f in fields(args) if getattr(args, f.name) is None]
         unreadable: list[str] = []
         scalars: list[str] = []
         names: list[tuple[str, int | None]] = []
@@ -264,7 +266,14 @@ class Replay:
             if operands[output].over == name and is_same(slots[i].tensor, slots[j].tensor)
         ]
         self._addresses: Callable[[Any], tuple[int, ...] | None]
-        self._addresses = guarded(slots, ["return found"], same=same, unreadable=unreadable, refused=absent)
+        self._addresses = guarded(
+            slots,
+            ["return found"],
+            same=same,
+            unreadable=unreadable,
+            refused=refused,
+            constants={"args_type": type(args)},
+        )
         self._device = slots[0].tensor.device
         self.index = slots[0].tensor.get_device()
         self._sizes = [size_of(slot.tensor) for slot in slots]
