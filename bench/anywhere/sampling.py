@@ -1,4 +1,4 @@
-"""Draws of logits for sampling: greedy tokens, which torch gives too, after the same filters by its sorts."""
+"""Draws of logits for sampling: the token of the largest logit, which torch gives too, after the same filters."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from bench.anywhere.drawing import Draw, Peer, Tensors, described
 from triplan.descriptors.sampling import FILTERS, MOST_TOKENS
 
 TOP_K, TOP_P, MIN_P = 50, 0.9, 0.05
+#: At this temperature no other logit has mass, but the filters are searched for, as they are not for greedy rows.
+COLD = 1e-30
 
 
 def draw(op: str, d: Draw) -> tp.Descriptor:
@@ -25,13 +27,16 @@ def draw(op: str, d: Draw) -> tp.Descriptor:
 
 
 def complete(desc: tp.Descriptor, t: Tensors) -> None:
-    """Temperature 0: the token is certain, and the filters are searched for all the same."""
+    """Greedy rows without filters, else cold ones of which one logit is the largest: the token is certain."""
     t["temperature"].zero_()
-    if "top_k" in t:
-        t["top_k"].fill_(TOP_K)
-    for name, value in (("top_p", TOP_P), ("min_p", MIN_P)):
-        if name in t:
-            t[name].fill_(value)
+    filters = {name: value for name, value in zip(FILTERS, (TOP_K, TOP_P, MIN_P), strict=True) if name in t}
+    for name, value in filters.items():
+        t[name].fill_(value)
+    rows = t["logits"][:1] if t["logits"].stride(0) == 0 else t["logits"]
+    if filters and rows.numel():
+        t["temperature"].fill_(COLD)
+        most = 2 * rows.abs().amax(1, keepdim=True) + 1
+        rows.scatter_(1, torch.randint(rows.shape[1], most.shape, device=rows.device), most)
 
 
 def peers(desc: Any) -> dict[str, Peer]:

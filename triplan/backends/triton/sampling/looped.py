@@ -16,6 +16,7 @@ from triplan.backends.triton.sampling.shared import (
     row_args,
 )
 from triplan.descriptors import SampleDescriptor
+from triplan.descriptors.sampling import FILTERS
 from triplan.sku import SUPPORTED, Support, Target
 
 #: Tokens of a block at most, in 8 warps. Untuned.
@@ -59,5 +60,7 @@ def looped(desc: SampleDescriptor, target: Target) -> list[Launch]:
     constants = {"STEPS": STEPS[desc.element], "BLOCK": block}
     warps = min(max(block // 256, 1), 8)
     args = {**logits_args(desc), **row_args(desc)}
-    # Left alone, ptxas spills 8 bytes of 128 registers to raise occupancy.
-    return [Launch(kernels.sample_kernel, desc.rows, args, constants, num_warps=warps, max_registers=255)]
+    # With filters, left alone, ptxas spills 8 bytes of 128 registers to raise occupancy. Without, 64 spill none.
+    filtered = any(getattr(desc, name) for name in FILTERS)
+    most = 255 if filtered else 64
+    return [Launch(kernels.sample_kernel, desc.rows, args, constants, num_warps=warps, max_registers=most)]

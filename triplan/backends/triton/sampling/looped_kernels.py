@@ -63,19 +63,9 @@ def kept_masses(at, stride, start, n, lowest, least, scale, BLOCK: tl.constexpr)
 
 
 @jit
-def looped_token(at, stride, n, row, each, strides, STEPS: tl.constexpr, BLOCK: tl.constexpr):
-    """The token of the row at ``at``: the first i with mass[0] + ... + mass[i] > u * sum(mass), of those that stay."""
-    temperature, top_k, top_p, min_p, seed, position, _ = each
-    tops = tl.full((BLOCK,), -float("inf"), tl.float32)
-    nans = tl.zeros((BLOCK,), tl.int32)
-    for start in range(0, n, BLOCK):
-        col, x = load_block(at, stride, start, n, BLOCK)
-        nans |= (x != x).to(tl.int32)
-        tops = tl.maximum(tops, tl.where(x != x, -float("inf"), x))
-    top = tl.max(tops, 0)
-    is_bad = (tl.max(nans, 0) > 0) | (top == -float("inf"))
-
-    rate, is_greedy = rate_of(temperature, row, strides[0])
+def _drawn_token(at, stride, n, row, each, strides, rate, top, STEPS: tl.constexpr, BLOCK: tl.constexpr):
+    """The first i with mass[0] + ... + mass[i] > u * sum(mass), of the tokens that stay. rate: of ``rate_of``."""
+    _, top_k, top_p, min_p, seed, position, _ = each
     scale = scale_of(rate, top)
     lowest = tl.full((), NO_KEY, tl.int32)
     if top_k is not None:
@@ -99,7 +89,7 @@ def looped_token(at, stride, n, row, each, strides, STEPS: tl.constexpr, BLOCK: 
     for start in range(0, n, BLOCK):
         col, mass = kept_masses(at, stride, start, n, lowest, least, scale, BLOCK)
         sums += mass
-    chosen = drawn(seed, position, row, strides[4], strides[5], tl.sum(sums, 0), is_greedy)
+    chosen = drawn(seed, position, row, strides[4], strides[5], tl.sum(sums, 0), False)
 
     # The number of tokens whose cumulative mass is at most ``chosen``: the id of the first with more.
     before = tl.full((), 0, tl.int64)
@@ -108,7 +98,29 @@ def looped_token(at, stride, n, row, each, strides, STEPS: tl.constexpr, BLOCK: 
         col, mass = kept_masses(at, stride, start, n, lowest, least, scale, BLOCK)
         skipped += ((before + tl.cumsum(mass, 0) <= chosen) & (col < n)).to(tl.int64)
         before += tl.sum(mass, 0)
-    return tl.where(is_bad, as_i64(-1), tl.sum(skipped, 0))
+    return tl.sum(skipped, 0)
+
+
+@jit
+def looped_token(at, stride, n, row, each, strides, STEPS: tl.constexpr, BLOCK: tl.constexpr):
+    """The token of the row at ``at``: the first of the largest logits, which every filter keeps, where the temperature
+    says so; else ``_drawn_token``."""
+    tops = tl.full((BLOCK,), -float("inf"), tl.float32)
+    firsts = tl.zeros((BLOCK,), tl.int32)  # the block in which each lane has its largest logit first
+    nans = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, n, BLOCK):
+        _, x = load_block(at, stride, start, n, BLOCK)
+        nans |= (x != x).to(tl.int32)
+        is_larger = x > tops  # false of NaN
+        tops, firsts = tl.where(is_larger, x, tops), tl.where(is_larger, start, firsts)
+    top = tl.max(tops, 0)
+    is_bad = (tl.max(nans, 0) > 0) | (top == -float("inf"))
+    rate, is_greedy = rate_of(each[0], row, strides[0])
+    if is_greedy:
+        token = tl.min(tl.where(tops == top, firsts + tl.arange(0, BLOCK), 2**31 - 1), 0).to(tl.int64)
+    else:
+        token = _drawn_token(at, stride, n, row, each, strides, rate, top, STEPS, BLOCK)
+    return tl.where(is_bad, as_i64(-1), token)
 
 
 @jit
