@@ -316,20 +316,22 @@ def case(family: str, seed: int, number: int, target: tp.Target, most: int = MOS
 
 
 def placed(peer: Peer) -> Peer:
-    """``peer``, for ops of which torch allocates the results: copied to ours where their axes lie in another order."""
+    """``peer``, for ops of which torch allocates the results: copied to ours where these have their axes in another
+    order, or every other element, as torch's functions with ``out=`` would copy them."""
 
     def call(t: Tensors) -> Tensors:
         found = peer(t)
         return {
-            name: value if _order(value) == _order(t[name]) else t[name].copy_(value) for name, value in found.items()
+            name: value if _lies(value) == _lies(t[name]) else t[name].copy_(value) for name, value in found.items()
         }
 
     return call
 
 
-def _order(t: Tensor) -> list[int]:
-    """The axes of more than one element, by their strides."""
-    return sorted((a for a in range(t.dim()) if t.shape[a] > 1), key=t.stride)
+def _lies(t: Tensor) -> tuple[list[int], int]:
+    """The axes of more than one element, by their strides, and the smallest stride."""
+    axes = sorted((a for a in range(t.dim()) if t.shape[a] > 1), key=t.stride)
+    return axes, t.stride(axes[0]) if axes else 1
 
 
 def tensors(case: Case, device: torch.device, g: torch.Generator) -> Tensors:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import triplan as tp
-from bench.anywhere.drawing import VOCABULARIES, Draw, Peer, Tensors, described, streamed_us
+from bench.anywhere.drawing import VOCABULARIES, Draw, Peer, Tensors, described, placed, streamed_us
 
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
@@ -47,7 +47,7 @@ def peers(desc: Any) -> dict[str, Peer]:
         if desc.in_place:
             return {"torch": lambda t: {"dx": t["dx"].mul_(t["dloss"])}}
         return {"torch": lambda t: {"dx": torch.mul(t["unscaled"], t["dloss"], out=t["dx"])}}
-    return {"torch": lambda t: (_backward if desc.op.endswith("_backward") else _forward)(desc, t)}
+    return {"torch": placed(lambda t: (_backward if desc.op.endswith("_backward") else _forward)(desc, t))}
 
 
 def _forward(desc: Any, t: Tensors) -> Tensors:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import triplan as tp
-from bench.anywhere.drawing import Draw, Peer, Tensors, described
+from bench.anywhere.drawing import Draw, Peer, Tensors, described, placed
 from triplan.testing.placing import write
 
 
@@ -34,8 +34,8 @@ def complete(desc: Any, t: Tensors) -> None:
 def peers(desc: Any) -> dict[str, Peer]:
     axis, aten = desc.scan_axis, torch.ops.aten
     if desc.op == "cumprod_backward":
-        return {"torch": lambda t: {"dx": aten.cumprod_backward(t["dout"], t["x"], axis, t["out"])}}
+        return {"torch": placed(lambda t: {"dx": aten.cumprod_backward(t["dout"], t["x"], axis, t["out"])})}
     scan = getattr(torch, desc.op)
     if desc.reverse:  # as torch's own backward of cumsum does
-        return {"torch": lambda t: {"out": scan(t["x"].flip(axis), axis).flip(axis)}}
-    return {"torch": lambda t: {"out": scan(t["x"], axis)}}
+        return {"torch": placed(lambda t: {"out": scan(t["x"].flip(axis), axis).flip(axis)})}
+    return {"torch": placed(lambda t: {"out": scan(t["x"], axis)})}

@@ -105,6 +105,7 @@ def _drawn_token(at, stride, n, row, each, strides, rate, top, STEPS: tl.constex
 def looped_token(at, stride, n, row, each, strides, STEPS: tl.constexpr, BLOCK: tl.constexpr):
     """The token of the row at ``at``: the first of the largest logits, which every filter keeps, where the temperature
     says so; else ``_drawn_token``."""
+    rate, is_greedy = rate_of(each[0], row, strides[0])  # here, so that the row is not read after it
     tops = tl.full((BLOCK,), -float("inf"), tl.float32)
     firsts = tl.zeros((BLOCK,), tl.int32)  # the block in which each lane has its largest logit first
     nans = tl.zeros((BLOCK,), tl.int32)
@@ -115,7 +116,6 @@ def looped_token(at, stride, n, row, each, strides, STEPS: tl.constexpr, BLOCK: 
         tops, firsts = tl.where(is_larger, x, tops), tl.where(is_larger, start, firsts)
     top = tl.max(tops, 0)
     is_bad = (tl.max(nans, 0) > 0) | (top == -float("inf"))
-    rate, is_greedy = rate_of(each[0], row, strides[0])
     if is_greedy:
         token = tl.min(tl.where(tops == top, firsts + tl.arange(0, BLOCK), 2**31 - 1), 0).to(tl.int64)
     else:
