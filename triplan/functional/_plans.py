@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from triplan.facade import Plan, PlanCache, Workspace, plan_type
+from triplan.functional._replay.numbers import plain
 from triplan.functional._replay.recording import Step, recording, setting
 from triplan.sku import Target
 from triplan.sku.facts import fact
@@ -114,12 +115,13 @@ def run(
     desc = _describe(hashed, facts, tuple(options.items()), _types(tuple(options.values())))
     plan = PLANS.get(desc, target=Target.of(device))
     scalars = scalars or {}
-    args = plan.args_type(**operands, **scalars)
+    record = recording()
+    args = plan.args_type(**operands, **(scalars if record is None else {n: plain(v) for n, v in scalars.items()}))
     workspace = Workspace.allocate(plan, device) if plan.workspace_size() else None
     plan.run(args, workspace)
     if check:
         plan.check(args)
-    if (record := recording()) is not None:
+    if record is not None:
         record.steps.append(Step(plan, operands, scalars, workspace))
 
 

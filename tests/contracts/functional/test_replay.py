@@ -618,6 +618,54 @@ def test_scales_vary_without_a_new_recording(answers: list[bool], device: str) -
         assert torch.equal(got, x.index_add(0, index, source, alpha=alpha))
 
 
+#: Calls that refuse some numbers: a call of a tensor and a number, numbers that it takes, and numbers that it refuses.
+REFUSING: dict[str, tuple[Callable[[Tensor, float], Any], tuple[float, ...], tuple[float, ...]]] = {
+    "dropout": (functional.dropout, (0.3, 0.3, 0.4), (1.5, -0.5)),
+    "dropout1d": (lambda x, p: functional.dropout1d(x[None], p), (0.3, 0.3, 0.4), (1.5, -0.5)),
+    "uniform_": (lambda x, low: functional.uniform_(x, low, 0.75), (0.3, 0.3, 0.3), (0.8,)),
+    "normal_": (lambda x, std: functional.normal_(x, 0.5, std), (0.3, 0.3, 0.4), (-0.5,)),
+    "exponential_": (functional.exponential_, (0.3, 0.3, 0.4), (-0.5,)),
+    "bernoulli_": (functional.bernoulli_, (0.3, 0.3, 0.4), (1.5, -0.5)),
+    "attention": (
+        lambda x, p: functional.scaled_dot_product_attention(*[x[None, None]] * 3, dropout_p=p),
+        (0.3, 0.3, 0.3),
+        (1.5, -0.5),
+    ),
+    "smooth_l1_loss": (lambda x, beta: functional.smooth_l1_loss(x, x, beta=beta), (0.3, 0.3, 0.3), (-0.5,)),
+    "huber_loss": (lambda x, delta: functional.huber_loss(x, x, delta=delta), (0.3, 0.3, 0.3), (-0.5,)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSING)
+def test_numbers_are_refused_whatever_came_before(name: str, answers: list[bool], device: str) -> None:
+    call, taken, refused = REFUSING[name]
+    x = torch.zeros(9, 16, device=device)
+    for number in taken:
+        del answers[:]
+        call(x, number)
+    assert any(answers)
+    for number in refused:
+        forget()
+        first = outcome(call, (x, number))
+        for other in taken:
+            call(x, other)
+        assert outcome(call, (x, number)) == first
+        assert issubclass(first[0], Exception)
+
+
+def test_a_number_that_decides_is_no_scale(answers: list[bool], device: str) -> None:
+    """What is made of it, or how it compares, may have decided what was launched."""
+
+    @replayed
+    def doubled(x: Tensor, by: float) -> Tensor:
+        y = functional.mul(x, by)
+        return functional.add(y, x) if by > 2.5 else functional.mul(y, by * 2)
+
+    x = torch.ones(9, 4, device=device)
+    for by in (2.25, 2.25, 2.25, 1.5, 3.5, 4.5, 4.5, 4.5, 2.25, 3.5):
+        assert torch.equal(doubled(x, by), x * by + x if by > 2.5 else x * by * (by * 2))
+
+
 def test_one_tensor_given_twice(answers: list[bool], device: str) -> None:
     x, y = torch.randn(2, 4, 4, device=device)
     for a, b in ((x, y), (x, y), (x, y), (x, x), (x, x), (x, x), (x, y), (y, x), (y, y)):

@@ -26,6 +26,7 @@ from triplan.descriptors import OperandKind
 from triplan.facade.bound import current_device, current_stream, increment_version
 from triplan.facade.check import is_injective
 from triplan.facade.replay import MAX_SCALAR, Slot, guarded, size_of
+from triplan.functional._replay.numbers import SPECIAL, differs, is_scale, other_outcomes, plain
 from triplan.functional._replay.recording import CREATIONS, Recording, Step, TorchOp, View
 from triplan.functional._watching import tensors_in
 
@@ -46,8 +47,6 @@ _MAX_CONSTANT = 4096
 _MAX_SCRATCH = 1 << 14
 #: Functions that do the same as ops that are no methods.
 _DIRECT = {torch.ops.aten.where.self: torch.where, torch.ops.aten.cat.default: torch.cat}
-#: Scales that ops may treat specially.
-SPECIAL = (0.0, 1.0, -1.0)
 
 
 class NotRepeatable(Exception):  # noqa: N818  # not an error: the call runs as it is written
@@ -151,16 +150,20 @@ class Program:
                         self.tensors.append(item)
                     else:
                         self.refused.append(f"{read} is not {self.reads[twice]}")
-                elif type(item) is float and item not in SPECIAL and any(item is s for s in self._given_scales):
+                elif is_scale(item, self._given_scales, self.record):
                     self._scales[id(item)] = read
                     self.refused.append(
                         f"type({read}) is not float or not {-MAX_SCALAR} < {read} < {MAX_SCALAR} or {read} in special"
                     )
                     self.constants["special"] = SPECIAL
                 else:
-                    name = f"other{len(self.constants)}"
+                    name, item = f"other{len(self.constants)}", plain(item)
                     self.constants |= {name: item, f"type_{name}": type(item)}
-                    self.refused.append(_differs(read, name, item))
+                    self.refused.append(differs(read, name, item))
+        # A call of whose floats a comparison comes out otherwise is another.
+        for test, constants in other_outcomes(self._scales, self.record):
+            self.refused.append(test)
+            self.constants |= constants
 
     def _draw(self) -> None:
         """Numbers that each call draws, as ``d0``, ``d1`` and so on."""
@@ -380,7 +383,7 @@ class Program:
             start = self._address(step.workspace.tensor)
             for offset in scratch_offsets(step.plan.launches):
                 place((*WORKSPACE, offset), f"{start} + {offset}")
-        args = step.plan.args_type(**step.operands, **step.scalars)
+        args = step.plan.args_type(**step.operands, **{name: plain(v) for name, v in step.scalars.items()})
         with torch.no_grad():  # as the kernels ran
             templates = step.plan.templates(args, step.workspace, places)
         self._ask_for_stream()
@@ -479,18 +482,6 @@ def _direct(func: Any, kwargs: dict[str, Any]) -> Any:
         if isinstance(method, MethodDescriptorType):
             return method
     return _DIRECT.get(func, func)
-
-
-def _differs(read: str, name: str, value: Any) -> str:
-    """An expression: whether what ``read`` reads is another value than ``value``, the constant ``name``.
-
-    True, 1 and 1.0 are equal but not the same scale or axis, and 0.0 equals -0.0. Small integers, bools and None are
-    one object each, and are told by that. A list may have changed since.
-    """
-    tests = [f"type({read}) is not type_{name}", f"{read} != {name}"]
-    if isinstance(value, float) and value == 0:
-        tests.append(f"repr({read}) != {repr(value)!r}")
-    return " or ".join(tests) if isinstance(value, list) else f"{read} is not {name} and ({' or '.join(tests)})"
 
 
 def expression(result: Any, name: Callable[[Any], str]) -> str:

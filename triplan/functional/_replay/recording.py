@@ -142,6 +142,9 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped 
         self.differentiated: list[tuple[Any, tuple[Any, ...], Any]] = []  # (op, arguments, result)
         #: Functions that draw numbers, and what each drew.
         self.draws: list[tuple[Callable[[], tuple[int, ...]], tuple[int, ...]]] = []
+        #: Comparisons of the call's floats: (float, symbol, the other side, how it came out).
+        self.comparisons: list[tuple[float, str, Any, bool]] = []
+        self.used: list[float] = []  # of which something else was made
         self.is_repeatable = True
 
     @classmethod

@@ -8,8 +8,8 @@ gradients and saved tensors, recorded and replayed in the same way. Where a back
 derivative), or transformed, it runs the op's own formula, which is differentiable.
 
 An op's author writes nothing for this. What an op reads besides its arguments and torch's deterministic mode, it reads
-by ``setting``. An op may treat 0, 1 and -1 as special scales (``alpha``), but no other float. docs/replay.md describes
-what is kept.
+by ``setting``. Floats that a kernel takes at run time may differ, except for 0, 1 and -1, if all comparisons that the
+op makes of them come out the same (``Noted``). docs/replay.md describes what is kept.
 """
 
 from __future__ import annotations
@@ -26,8 +26,16 @@ from torch.overrides import _get_overloaded_args, handle_torch_function
 
 from triplan.functional._replay.composed import Composition
 from triplan.functional._replay.node import hooks, node
-from triplan.functional._replay.program import SPECIAL, NotRepeatable, Program, Repeat, expression
-from triplan.functional._replay.recording import Drawn, Recording, TorchOp, View, geometry, recording
+from triplan.functional._replay.numbers import SPECIAL, Noted, plain
+from triplan.functional._replay.program import NotRepeatable, Program, Repeat, expression
+from triplan.functional._replay.recording import (
+    Drawn,
+    Recording,
+    TorchOp,
+    View,
+    geometry,
+    recording,
+)
 from triplan.functional._watching import nothing_watches, on_gpu, tensors_in, transformed
 
 Tensor = torch.Tensor
@@ -47,6 +55,7 @@ def _repeat(
         return None
     try:
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in results):
+            args = plain(args)
             try:
                 return _Recipe(args, result, record).repeat
             except NotRepeatable:
@@ -124,7 +133,7 @@ def _no_repeat(*args: Any) -> None:
 
 def _own(a: Any) -> Any:
     """A copy of a list or a float: a caller may change its list, and floats are told apart by identity."""
-    return list(a) if type(a) is list else float(repr(a)) if type(a) is float else a
+    return list(a) if type(a) is list else Noted(a) if type(a) is float else a
 
 
 def _key(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -295,7 +304,7 @@ class _Recipe:
         op_results: tuple[Tensor, ...] = op_result if isinstance(op_result, tuple) else (op_result,)
         ctx = _Context()
         self.op.setup(ctx, op_args, op_result)
-        self._attributes = {k: v for k, v in vars(ctx).items() if k not in ("saved_tensors", "constant_results")}
+        self._attributes = {k: plain(v) for k, v in vars(ctx).items() if k not in ("saved_tensors", "constant_results")}
         if any(isinstance(v, Drawn) for a in self._attributes.values() for v in (a if isinstance(a, list) else (a,))):
             raise NotRepeatable  # other numbers in each call
         saved = ctx.saved_tensors

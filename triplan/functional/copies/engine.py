@@ -64,7 +64,7 @@ def write(out: Tensor, x: Tensor) -> None:
 def number(value: Number, dtype: torch.dtype) -> Number:
     """``value`` as a number that becomes ``dtype``, with torch's refusals."""
     if dtype.is_floating_point:
-        return value if type(value) is float else float(value)
+        return value if isinstance(value, float) else float(value)
     if dtype is torch.bool:
         return int(bool(value))
     whole, info = int(value), torch.iinfo(dtype)

@@ -32,7 +32,7 @@ def _select(out: Tensor, target: Tensor, mask: Tensor, value: Number) -> None:
     number(value, target.dtype)  # refuses what does not fit
     if not target.dtype.is_floating_point:
         value = int(value)
-    elif type(value) is not float:
+    elif not isinstance(value, float):
         value = float(value)
     mask, target, out = map(at_least_1d, (mask, target, out))  # layouts without axes cannot say how they are aligned
     run(plan_type("where"), {"x": mask, "z": target, "out": out}, scalars={"y": value}, op="where")

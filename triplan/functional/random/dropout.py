@@ -13,7 +13,7 @@ from triplan.functional._ops import RECORDED, Op, Recorded, overwritten
 from triplan.functional._replay.replay import replayed
 from triplan.functional._sharding import copied, is_dtensor, local_of, part, write
 from triplan.functional._watching import needs_grad
-from triplan.functional.random.engine import MAX_RANK, Tensor, next_state, require_floats, run_plan
+from triplan.functional.random.engine import MAX_RANK, Tensor, as_float, next_state, require_floats, run_plan
 
 __all__ = ["dropout", "dropout1d", "dropout2d", "dropout3d"]
 
@@ -123,13 +123,13 @@ def dropout(
     state, seed, offset = next_state(input, generator)
     if is_dtensor(input):
         own = part(input, MAX_RANK)
-        local = _dropped(own.local, local_of(state), seed, offset, float(p), first + own.first, own.whole)
+        local = _dropped(own.local, local_of(state), seed, offset, as_float(p), first + own.first, own.whole)
         return write("dropout", input, own.joined(local)) if inplace else own.joined(local)
     if inplace:
-        return _dropped.in_place(input, state, seed, offset, float(p), first)
+        return _dropped.in_place(input, state, seed, offset, as_float(p), first)
     if state is None and needs_grad([input]):
-        return _dropped_and_kept(input, seed, offset, float(p), first)[0]  # type: ignore[no-any-return]
-    return _dropped(input, state, seed, offset, float(p), first)
+        return _dropped_and_kept(input, seed, offset, as_float(p), first)[0]  # type: ignore[no-any-return]
+    return _dropped(input, state, seed, offset, as_float(p), first)
 
 
 def _draws(input: Tensor, p: float, training: bool) -> bool:

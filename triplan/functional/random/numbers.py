@@ -17,6 +17,7 @@ from triplan.functional.random.engine import (
     MAX_RANK,
     Number,
     Tensor,
+    as_float,
     chosen,
     fillable,
     filled,
@@ -47,10 +48,6 @@ def _write(t: Tensor, op: str, numbers: Sequence[Number], generator: torch.Gener
     return filled.in_place(t, state, seed, offset, op, list(numbers), first)
 
 
-def _float(value: Number) -> float:
-    return value if type(value) is float else float(value)
-
-
 def _check(holds: bool, message: Callable[[], str]) -> None:
     if not holds:
         raise RuntimeError(message())
@@ -70,7 +67,7 @@ def uniform_(
     require_floats("uniform_", input)
     most = torch.finfo(input.dtype).max
     _check(-most <= from_ <= to <= most and to - from_ <= most, lambda: _no_range("uniform_", from_, to, input))
-    return _write(input, "uniform", (_float(from_), _float(to)), generator, first)
+    return _write(input, "uniform", (as_float(from_), as_float(to)), generator, first)
 
 
 def _no_range(name: str, low: Number, high: Number, t: Tensor) -> str:
@@ -87,7 +84,7 @@ def normal_(
     Dtypes and ``first`` as ``uniform_`` has them. Raises ``RuntimeError`` for ``std`` < 0.
     """
     _check(std >= 0, lambda: f"normal expects std >= 0.0, but found std {shown(std)}")
-    return _write(input, "normal", (_float(mean), _float(std)), generator, first)
+    return _write(input, "normal", (as_float(mean), as_float(std)), generator, first)
 
 
 @replayed
@@ -99,7 +96,7 @@ def exponential_(
     Dtypes and ``first`` as ``uniform_`` has them. Raises ``RuntimeError`` for ``lambd`` <= 0.
     """
     _check(lambd > 0, lambda: f"exponential_ expects lambda > 0.0, but found lambda={shown(lambd)}")
-    return _write(input, "exponential", (_float(lambd),), generator, first)
+    return _write(input, "exponential", (as_float(lambd),), generator, first)
 
 
 @replayed
@@ -114,7 +111,7 @@ def bernoulli_(
     if isinstance(p, Tensor):
         return _into(input, bernoulli(p.expand(input.shape), generator=generator, first=first))
     _check(0 <= p <= 1, lambda: f"bernoulli_ expects p to be in [0, 1], but got p={shown(p)}")
-    return _write(input, "bernoulli_p", (_float(p),), generator, first)
+    return _write(input, "bernoulli_p", (as_float(p),), generator, first)
 
 
 @replayed
