@@ -42,6 +42,9 @@ WARPS = 4
 #: and if they also load indices: loads for each channel. Untuned.
 LOADS, LOADED_BYTES = 16, 288
 WARP_LOADS, WARP_INDEX_LOADS = 4, 2
+#: Bytes of a short vector, or of a lone element: a maximum's tile of such is half as large, as each has its address, and
+#: a single warp has as many loads for each channel. Untuned.
+SHORT, SHORT_LOADS = 4, 9
 #: Elements of windows that one multiprocessor reduces per microsecond, about ten instructions each. Untuned.
 SM_ELEMENTS_PER_US = 2e4
 #: Roundings of an f32 ``a / b``: 4 for div.full (PTX ISA: 2 units in the last place), 1 for converting the divisor.
@@ -111,6 +114,13 @@ def _lanes(o: Operand, channels: int) -> int:
     )
 
 
+def _is_short(desc: PoolProblem) -> bool:
+    """Whether it is a maximum whose elements are loaded by few bytes at a time."""
+    if not isinstance(desc, MaxPool2dDescriptor):
+        return False
+    return _lanes(desc.operand("x"), desc.channels) * desc.element.itemsize <= SHORT
+
+
 @fact
 def tile(desc: PoolProblem) -> Tile:
     """Tiles of channels where these are adjacent and go in vectors; elsewhere neighbouring results, so that a program
@@ -129,10 +139,12 @@ def tile(desc: PoolProblem) -> Tile:
     # Down to tiles of which at most a sixth is idle.
     while across > least and 6 * (-desc.channels % across) > desc.channels:
         across //= 2
+    half = 2 if _is_short(desc) else 1
     if vectors or results >= I32_LIMIT:
-        return Tile((AREA if desc.element.itemsize < 8 else AREA // 2) // across, across, last)
+        return Tile((AREA if desc.element.itemsize < 8 else AREA // 2) // half // across, across, last)
     if last and 6 * (-desc.channels % across) <= desc.channels:
-        return Tile(WARP_AREA // across, across, last, warps=1)
+        across = min(across, WARP_AREA // half)
+        return Tile(WARP_AREA // half // across, across, last, warps=1)
     return Tile(RESULTS[1], 1, last)
 
 
@@ -140,7 +152,7 @@ def unrolled(desc: PoolProblem, rows: int, columns: int, indices: bool = False) 
     """The kernels' ROWS and COLUMNS for loops over ``rows`` by ``columns`` elements: all columns, if they are few, and
     as many rows as leave at most a fifth beyond the last. ``indices``: whether these are loaded too."""
     found = tile(desc)
-    loads = WARP_INDEX_LOADS if indices else WARP_LOADS
+    loads = WARP_INDEX_LOADS if indices else SHORT_LOADS if _is_short(desc) else WARP_LOADS
     if found.warps > 1:
         each = found.pixels * found.channels * desc.element.itemsize // (32 * found.warps)
         most = LOADED_BYTES if desc.element.itemsize < 8 else LOADED_BYTES // 3

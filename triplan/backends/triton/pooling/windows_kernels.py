@@ -44,6 +44,12 @@ def elements(start, end, extent, PADDED: tl.constexpr):
 
 
 @jit
+def nearest(at, end):
+    """The position of [0, end) that is nearest to ``at``."""
+    return tl.minimum(tl.maximum(at, 0), end - 1)
+
+
+@jit
 def coordinates(
     batch, channels, rows, columns, tiles_channels, LAST: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr
 ):
@@ -143,26 +149,46 @@ def pool_kernel(
     top, bottom = window(row, kernel_rows, stride_rows, above, dilation_rows, height, rows, ADAPTIVE)
     first, last = window(column, kernel_columns, stride_columns, left, dilation_columns, width, columns, ADAPTIVE)
     low, right = tl.minimum(bottom, height[0]), tl.minimum(last, width[0])
-    at = place(x, x_strides, image, top, first, channel)
     acc = tl.zeros((BLOCK_P, BLOCK_C), ACC)
+    # Without dilation each window has an element of the image, and positions beyond the image are moved to the nearest
+    # one of the window: its maximum and the position of that stay the same, and no element needs a mask of its own.
+    NEAREST: tl.constexpr = MAX and dilation_rows is None and dilation_columns is None
+    if NEAREST:
+        at = x + (axis_offset(image.to(tl.int64), x_strides[0]) + axis_offset(channel, x_strides[1]))
+    else:
+        at = place(x, x_strides, image, top, first, channel)
     if MAX:
         acc += float("-inf")
         found = tl.full((BLOCK_P, BLOCK_C), -1, tl.int32)
+        if NEAREST:
+            found = tl.broadcast_to(tl.maximum(top, 0) * width[0] + tl.maximum(first, 0), found.shape)
     for i in range(0, kernel_rows, ROWS):
         for j in range(0, kernel_columns, COLUMNS):
+            taken = ()
             for tap in tl.static_range(ROWS * COLUMNS):
                 down = dilated(tl.full((), i + tap // COLUMNS, tl.int32), dilation_rows)
                 across = dilated(tl.full((), j + tap % COLUMNS, tl.int32), dilation_columns)
-                y, z = top + down, first + across
-                live = inside & (y >= 0) & (y < low) & (z >= 0) & (z < right)
-                own = at + (axis_offset(down, x_strides[2]) + axis_offset(across, x_strides[3]))
-                v = load_tile(own, live, 0.0, x_strides[1] is None or x_strides[3] is None).to(ACC)
-                if MAX:
-                    better = live & ((v > acc) | (v != v) | (found < 0))
-                    acc = tl.where(better, v, acc)
-                    found = tl.where(better, y * width[0] + z, found)
+                y, z, live = top + down, first + across, inside
+                if NEAREST:
+                    y, z = nearest(y, low), nearest(z, right)
+                    own = at + (axis_offset(y, x_strides[2]) + axis_offset(z, x_strides[3]))
                 else:
-                    acc += v
+                    live = live & (y >= 0) & (y < low) & (z >= 0) & (z < right)
+                    own = at + (axis_offset(down, x_strides[2]) + axis_offset(across, x_strides[3]))
+                v = load_tile(own, live, 0.0, x_strides[1] is None or x_strides[3] is None)
+                if MAX:
+                    taken = taken + ((v, live, y, z),)
+                else:
+                    acc += v.to(ACC)
+            # Only now are they compared: loads between comparisons would wait for these.
+            for tap in tl.static_range(len(taken)):
+                v, live, y, z = taken[tap]
+                v = v.to(ACC)
+                better = (v > acc) | (v != v)
+                if not NEAREST:
+                    better = live & (better | (found < 0))
+                acc = tl.where(better, v, acc)
+                found = tl.where(better, y * width[0] + z, found)
     if MAX:
         write(indices, indices_strides, image, row, column, channel, found, inside)
     else:
