@@ -7,7 +7,7 @@ from triplan.backends.triton.common.card import SM_WARPS
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile, registers_for, warps_for
 from triplan.backends.triton.scans import looped_kernels as kernels
-from triplan.backends.triton.scans.shared import OPS, ScanEntry
+from triplan.backends.triton.scans.shared import SCANS, ScanEntry
 from triplan.sku import ElementKind, Target
 
 #: Microseconds of a step of the loop: the latency of its loads and of the step before. Untuned.
@@ -21,7 +21,7 @@ LOOP_US = 0.3
 CROSSED_PER_US = 1.6e5
 
 
-class ScanLooped(LoopedRows, ScanEntry, ops=OPS):
+class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
     which = (kernels.scan_looped_kernel, kernels.cumprod_backward_looped_kernel)
     priority = 2
 
@@ -50,3 +50,7 @@ class ScanLooped(LoopedRows, ScanEntry, ops=OPS):
         us = super().us(target) + LOOP_US + (STEP_US + self.step_us()) * (waves * steps - 1)
         held = self.programs() * steps * self.tile.rows * self.tile.block * self.compute.itemsize / 4
         return max(us, held / CROSSED_PER_US) if self.rows.crossed and self.tile.rows > 1 else us
+
+
+class CumprodBackwardLooped(ScanLooped, ops=("cumprod_backward",)):
+    sku_version = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from triplan.backends.triton.common.rows_entries import WholeRows
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.scans import rows_kernels as kernels
-from triplan.backends.triton.scans.shared import OPS, ScanEntry
+from triplan.backends.triton.scans.shared import SCANS, ScanEntry
 from triplan.sku import Target
 
 #: Time relative to the estimate if tiles write parts of sectors: cumprod_backward of 1046496 x 128 bf16 whose dx is
@@ -13,7 +13,7 @@ from triplan.sku import Target
 PARTLY = 2.5
 
 
-class ScanRows(WholeRows, ScanEntry, ops=OPS):
+class ScanRows(WholeRows, ScanEntry, ops=SCANS):
     which = (kernels.scan_rows_kernel, kernels.cumprod_backward_rows_kernel)
 
     def find_tile(self) -> Tile | None:
@@ -25,3 +25,7 @@ class ScanRows(WholeRows, ScanEntry, ops=OPS):
         written = [o for o in self.rows.operands if o.is_written]
         partly = self.rows.crossed and self.tile.rows < self.rows.neighbours
         return us * PARTLY if partly and any(o.layout.unit_axis not in (None, self.rows.axis) for o in written) else us
+
+
+class CumprodBackwardRows(ScanRows, ops=("cumprod_backward",)):
+    sku_version = 1

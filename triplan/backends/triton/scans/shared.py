@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from triplan.backends.runtime.launch import Arg, Int
 from triplan.backends.triton.common import bounds
+from triplan.backends.triton.common.offsets import I32_LIMIT
 from triplan.backends.triton.common.rows_entries import Entry
 from triplan.descriptors import CumprodBackwardDescriptor, Operand, ScanDescriptor
 from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee, Target
 
 #: The ops that also take integers.
 SCANS = ("cumsum", "cumprod")
-OPS = (*SCANS, "cumprod_backward")
 #: Elements of a tile at most, so that a few f32 arrays of its size fit into registers. Untuned.
 MOST = 4096
 #: Microseconds that an element of a thread takes which no vector holds; backward three times, reversed twice as long.
 #: Fitted on an H100 to drawn problems of ``bench anywhere``.
 ELEMENT_US = 0.05
+#: Bytes that a thread has of a row which begins between two vectors, and elements of the shortest such tile. Untuned.
+GROUP_BYTES, GROUPED_FROM = 16, 128
 
 
 class ScanEntry(Entry):
@@ -24,6 +27,11 @@ class ScanEntry(Entry):
     #: Of rows of few elements on an H100, drawn problems of ``bench anywhere``.
     program_us = 3.0
     late = ("x", "dout", "out")  # each element is read once, by the launch that writes the results
+    sku_version = 2  # bits of rows that begin between two vectors: see ``group``
+
+    def __init__(self, desc: ScanDescriptor | CumprodBackwardDescriptor) -> None:
+        super().__init__(desc)
+        self.version = 2 if self.group() > 1 else 1
 
     @classmethod
     def elements_of(cls, op: str) -> tuple[str, ...]:
@@ -43,7 +51,19 @@ class ScanEntry(Entry):
         return super().reducing_us(programs, nbytes, target) + self.step_us()
 
     def constants(self) -> dict[str, Any]:
-        return {"PRODUCT": int(self.desc.op == "cumprod"), "REVERSE": getattr(self.desc, "reverse", False)}
+        scan = {"PRODUCT": int(self.desc.op == "cumprod"), "REVERSE": getattr(self.desc, "reverse", False)}
+        return scan | {"GROUP": self.group()}
+
+    def group(self) -> int:
+        """Neighbours of a row that a thread loads one by one, as the row begins between two vectors. (Of elements that
+        are converted first, the compiler moves them to other threads before the scan.)"""
+        if self.backward or self.element is not self.compute or self.tile.block < GROUPED_FROM:
+            return 1
+        return GROUP_BYTES // self.element.itemsize if self.rows.begins_between(self.rows.operands[0]) else 1
+
+    def arguments(self) -> dict[str, Arg]:
+        args = super().arguments()
+        return args | {"n": Int(self.rows.n, self.rows.n >= I32_LIMIT)} if self.group() > 1 else args
 
     def invariant(self) -> bool:
         """Whether batch invariance is claimed."""
