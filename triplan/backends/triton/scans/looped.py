@@ -7,13 +7,16 @@ from triplan.backends.triton.common.card import SM_WARPS
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile, registers_for, warps_for
 from triplan.backends.triton.scans import looped_kernels as kernels
-from triplan.backends.triton.scans.shared import SCANS, ScanEntry
+from triplan.backends.triton.scans.shared import GROUPED_FROM, SCANS, ScanEntry
 from triplan.sku import ElementKind, Target
 
 #: Microseconds of a step of the loop: the latency of its loads and of the step before. Untuned.
 STEP_US = 1.0
-#: Elements of a thread up to which registers also hold those of the next block. Untuned.
-AHEAD = 4
+#: Elements of a thread up to which registers also hold those of the next block; and if it has neighbours (``group``),
+#: whose scan takes fewer. Untuned.
+AHEAD, GROUPED_AHEAD = 4, 8
+#: Bytes of a block of one such row: the fewer warps share it, the less they wait for each other. Untuned.
+GROUPED_BYTES = 4096
 #: Microseconds of the loop itself.
 LOOP_US = 0.3
 #: Elements of up to 4 bytes that tiles of several crossed rows scan in a microsecond, bound by instructions; of 8
@@ -31,12 +34,15 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
         many = r.has_many() and (r.lanes >= r.neighbours or not r.along)
         tile = r.block_tile(2 if self.backward else 1, crosses=many)
         block = min(tile.block, self.most() // tile.rows)
+        if self.grouped():
+            block = min(block, GROUPED_BYTES // self.element.itemsize if tile.rows == 1 else GROUPED_FROM)
         return Tile(tile.rows, block, warps_for(tile.rows * block, self.element.itemsize))
 
     def is_ahead(self) -> bool:
         """Whether the next block is loaded while one is scanned."""
         each = self.tile.rows * self.tile.block // (32 * self.tile.warps)
-        return not self.backward and each <= AHEAD and self.rows.n > self.tile.block
+        most = GROUPED_AHEAD if self.group() > 1 else AHEAD
+        return not self.backward and each <= most and self.rows.n > self.tile.block
 
     def main(self) -> list[Launch]:
         ahead = self.is_ahead()

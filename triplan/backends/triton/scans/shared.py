@@ -13,6 +13,7 @@ from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee, Target
 
 #: The ops that also take integers.
 SCANS = ("cumsum", "cumprod")
+OPS = (*SCANS, "cumprod_backward")
 #: Elements of a tile at most, so that a few f32 arrays of its size fit into registers. Untuned.
 MOST = 4096
 #: Microseconds that an element of a thread takes which no vector holds; backward three times, reversed twice as long.
@@ -27,7 +28,7 @@ class ScanEntry(Entry):
     #: Of rows of few elements on an H100, drawn problems of ``bench anywhere``.
     program_us = 3.0
     late = ("x", "dout", "out")  # each element is read once, by the launch that writes the results
-    sku_version = 2  # bits of rows that begin between two vectors: see ``group``
+    sku_version = 2  # bits of rows that begin between two vectors (``group``), and of few rows side by side
 
     def __init__(self, desc: ScanDescriptor | CumprodBackwardDescriptor) -> None:
         super().__init__(desc)
@@ -54,12 +55,14 @@ class ScanEntry(Entry):
         scan = {"PRODUCT": int(self.desc.op == "cumprod"), "REVERSE": getattr(self.desc, "reverse", False)}
         return scan | {"GROUP": self.group()}
 
+    def grouped(self) -> bool:
+        """Whether rows are read that begin between two vectors, of elements that nothing converts before the scan: the
+        compiler would move such to other threads."""
+        return not self.backward and self.element is self.compute and self.rows.begins_between(self.rows.operands[0])
+
     def group(self) -> int:
-        """Neighbours of a row that a thread loads one by one, as the row begins between two vectors. (Of elements that
-        are converted first, the compiler moves them to other threads before the scan.)"""
-        if self.backward or self.element is not self.compute or self.tile.block < GROUPED_FROM:
-            return 1
-        return GROUP_BYTES // self.element.itemsize if self.rows.begins_between(self.rows.operands[0]) else 1
+        """Neighbours of a row that a thread loads one by one."""
+        return GROUP_BYTES // self.element.itemsize if self.grouped() and self.tile.block >= GROUPED_FROM else 1
 
     def arguments(self) -> dict[str, Arg]:
         args = super().arguments()
