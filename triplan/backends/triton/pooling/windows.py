@@ -48,6 +48,8 @@ WARP_LOADS, WARP_INDEX_LOADS = 4, 2
 #: Bytes of a short vector, or of a lone element: a maximum's tile of such is half as large, as each has an address; and
 #: loads of a single warp for each channel then. Untuned.
 SHORT, SHORT_LOADS = 4, 9
+#: Columns at most of a maximum's window that are loaded at once even if they are more than these loads.
+WHOLE = 7
 #: Elements of windows that one multiprocessor reduces per microsecond, about ten instructions each. Untuned.
 SM_ELEMENTS_PER_US = 2e4
 #: Roundings of an f32 ``a / b``: 4 for div.full (PTX ISA: 2 units in the last place), 1 for converting the divisor; and
@@ -177,6 +179,12 @@ def unrolled(desc: PoolProblem, rows: int, columns: int, indices: bool = False) 
         each = found.pixels * found.channels * desc.element.itemsize // (32 * found.warps)
         most = LOADED_BYTES if desc.element.itemsize < 8 else LOADED_BYTES // 3
         loads = min(LOADS, max(most // each, 1))
+    if isinstance(desc, MaxPool2dDescriptor):
+        # (Nothing masks elements beyond a window: they would be loaded in vain.)
+        across = next(n for n in range(min(loads, columns), 0, -1) if columns % n == 0)
+        across = columns if across == 1 and columns <= WHOLE else across
+        most = min(loads // across, rows) if across == columns else 1
+        return {"ROWS": next((n for n in range(most, 1, -1) if rows % n == 0), 1), "COLUMNS": across}
     across = max(-(-columns // max(-(-columns // loads), 1)), 1)
     most = min(loads // across, rows) if across >= columns else 1
     return {"ROWS": next((n for n in range(most, 1, -1) if 5 * (-rows % n) <= rows), 1), "COLUMNS": across}
@@ -321,9 +329,10 @@ def build(desc: PoolProblem, target: Target) -> list[Launch]:
     if found.sweeps:
         which = kernels.average_backward_kernel
         args, constants = ({k: v for k, v in some.items() if k in which.arg_names} for some in (args, constants))
-    # Left alone, ptxas spills registers to raise occupancy: of maxima on sm_80, of their gradients in f32 on sm_90a.
-    spills = desc.element is ElementKind.F32 if back else desc.element.itemsize > 2
-    left = not (largest and spills and target.arch is (ArchSku.SM90A if back else ArchSku.SM80))
+    # Left alone, ptxas spills registers to raise occupancy: of maxima from 4 bytes on, on sm_90a from 8 on; of their
+    # gradients in f32 on sm_90a.
+    hopper, size = target.arch is ArchSku.SM90A, desc.element.itemsize
+    left = not (largest and ((hopper and size == 4) if back else size > (4 if hopper else 2)))
     most = None if left else card.MAX_THREAD_REGISTERS
     return [Launch(which, _programs(desc), args, constants, num_warps=found.warps, max_registers=most)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import SM_WARPS
+from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile, registers_for, warps_for
 from triplan.backends.triton.scans import looped_kernels as kernels
@@ -12,10 +13,11 @@ from triplan.sku import ElementKind, Target
 
 #: Microseconds of a step of the loop: the latency of its loads and of the step before. Untuned.
 STEP_US = 1.0
-#: Elements of a thread up to which registers also hold those of the next block; and if it has neighbours (``group``),
-#: whose scan takes fewer. Untuned.
+#: Elements of a thread up to which registers also hold those of the next block; and of rows that begin between two
+#: vectors. Untuned.
 AHEAD, GROUPED_AHEAD = 4, 8
-#: Bytes of a block of one such row: the fewer warps share it, the less they wait for each other. Untuned.
+#: Bytes of compute elements of a block of one such row: the fewer warps share it, the less they wait for each other.
+#: Untuned.
 GROUPED_BYTES = 4096
 #: Microseconds of the loop itself.
 LOOP_US = 0.3
@@ -27,6 +29,7 @@ CROSSED_PER_US = 1.6e5
 class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
     which = (kernels.scan_looped_kernel, kernels.cumprod_backward_looped_kernel)
     priority = 2
+    moves = False
 
     def find_tile(self) -> Tile:
         r = self.rows
@@ -34,14 +37,23 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
         many = r.has_many() and (r.lanes >= r.neighbours or not r.along)
         tile = r.block_tile(2 if self.backward else 1, crosses=many)
         block = min(tile.block, self.most() // tile.rows)
-        if self.grouped():
-            block = min(block, GROUPED_BYTES // self.element.itemsize if tile.rows == 1 else GROUPED_FROM)
-        return Tile(tile.rows, block, warps_for(tile.rows * block, self.element.itemsize))
+        if not self.is_shifted():
+            return Tile(tile.rows, block, warps_for(tile.rows * block, self.element.itemsize))
+        size = self.compute.itemsize
+        if tile.rows == 1:
+            return Tile(1, min(block, GROUPED_BYTES // size), warps_for(min(block, GROUPED_BYTES // size), size))
+        # Twice as many rows as elsewhere: longer pieces are written, fewer of which share a sector with others.
+        rows = min(2 * tile.rows, ceil_power(r.lanes))
+        return Tile(rows, GROUPED_FROM, warps_for(rows * GROUPED_FROM, size))
+
+    def is_shifted(self) -> bool:
+        """Whether rows begin between two vectors: threads have neighbours of theirs, or write them one by one."""
+        return self.grouped() or (self.rows.unit and not self.rows.vectors and not self.backward)
 
     def is_ahead(self) -> bool:
         """Whether the next block is loaded while one is scanned."""
         each = self.tile.rows * self.tile.block // (32 * self.tile.warps)
-        most = GROUPED_AHEAD if self.group() > 1 else AHEAD
+        most = GROUPED_AHEAD if self.is_shifted() else AHEAD
         return not self.backward and each <= most and self.rows.n > self.tile.block
 
     def main(self) -> list[Launch]:
@@ -53,7 +65,8 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
     def us(self, target: Target) -> float:
         at_once = SM_WARPS // self.tile.warps * max(target.sm_count, 1)
         waves, steps = -(-self.programs() // at_once), -(-self.rows.n // self.tile.block)
-        us = super().us(target) + LOOP_US + (STEP_US + self.step_us()) * (waves * steps - 1)
+        us, loop = super().us(target), LOOP_US + (STEP_US + self.step_us()) * (waves * steps - 1)
+        us = max(us, loop) if self.is_shifted() and self.is_ahead() else us + loop
         held = self.programs() * steps * self.tile.rows * self.tile.block * self.compute.itemsize / 4
         return max(us, held / CROSSED_PER_US) if self.rows.crossed and self.tile.rows > 1 else us
 

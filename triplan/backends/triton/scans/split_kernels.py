@@ -25,6 +25,7 @@ def scan_totals_kernel(
     n,
     blocks,
     PRODUCT: tl.constexpr,
+    GROUP: tl.constexpr,
     COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -35,7 +36,8 @@ def scan_totals_kernel(
     row = tl.program_id(0) // blocks
     col = (tl.program_id(0) % blocks).to(n.dtype) * BLOCK + tl.arange(0, BLOCK)[None, :]
     at = row_pointers(x, x_strides, row // lanes, sizes, row % lanes)
-    v = tl.load(at + axis_offset(col, x_strides[2]), mask=col < n, other=0, eviction_policy="evict_last")
+    at = shared_out(at, axis_offset(col, x_strides[2]), GROUP if PRODUCT else 1)  # (a sum is no scan)
+    v = tl.load(at, mask=col < n, other=0, eviction_policy="evict_last")
     v = or_identity(v.to(COMPUTE), col < n, PRODUCT)
     if PRODUCT:
         total = edge(scan(v, PRODUCT, False), BLOCK, False)
