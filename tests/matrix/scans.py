@@ -8,7 +8,9 @@ from typing import Any
 import triplan as tp
 from matrix import VECTORS, Build, Patterns, compiles, planned
 
-SIZES = ((4096, 96), (4096, 4096), (512, 32768), (512, 30001))
+SIZES = ((4096, 96), (4096, 4096), (512, 32768), (512, 30001), (4096, 1001))
+#: Loads of vectors: of rows that begin anywhere they would fault.
+VECTOR_LOADS = r"ld\.global\S*\.v[24]"
 
 
 def problems(op: str) -> Iterator[tp.Descriptor]:
@@ -28,7 +30,8 @@ def asks(desc: Any, entry: str, name: str) -> Patterns:
     rows = desc.scan_axis == len(desc.input_shape) - 1
     packed = rows and all(o.layout.packed for o in desc.operands()) and desc.input_shape[-1] % 4096 == 0
     totals = entry == "split" and name == "scan_looped_kernel"  # there are few
-    return ((VECTORS,) if packed and not totals else (), ())
+    anywhere = rows and desc.input_shape[-1] % 2 == 1 and not totals
+    return ((VECTORS,) if packed and not totals else (), (VECTOR_LOADS,) if anywhere else ())
 
 
 @compiles("cumsum", "cumprod", "cumprod_backward")

@@ -47,8 +47,9 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
         return Tile(rows, GROUPED_FROM, warps_for(rows * GROUPED_FROM, size))
 
     def is_shifted(self) -> bool:
-        """Whether rows begin between two vectors: threads have neighbours of theirs, or write them one by one."""
-        return self.grouped() or (self.rows.unit and not self.rows.vectors and not self.backward)
+        """Whether rows begin between two vectors, or have gaps: no thread has its elements in vectors."""
+        apart = not (self.rows.vectors or self.rows.across or self.rows.crossed)
+        return self.grouped() or (apart and not self.backward)
 
     def is_ahead(self) -> bool:
         """Whether the next block is loaded while one is scanned."""
