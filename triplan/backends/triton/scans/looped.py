@@ -16,9 +16,9 @@ STEP_US = 1.0
 #: Elements of a thread up to which registers also hold those of the next block; and of rows that begin between two
 #: vectors. Untuned.
 AHEAD, GROUPED_AHEAD = 4, 8
-#: Bytes of compute elements of a block of one such row: the fewer warps share it, the less they wait for each other.
-#: Untuned.
-GROUPED_BYTES = 4096
+#: Bytes of compute elements of a block of one such row: the fewer warps share it, the less they wait for each other. Of
+#: more blocks than FEW_STEPS each is twice as long, as few rows take the latency of each. Untuned.
+GROUPED_BYTES, FEW_STEPS = 4096, 4
 #: Microseconds of the loop itself.
 LOOP_US = 0.3
 #: Elements of up to 4 bytes that tiles of several crossed rows scan in a microsecond, bound by instructions; of 8
@@ -41,7 +41,9 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
             return Tile(tile.rows, block, warps_for(tile.rows * block, self.element.itemsize))
         size = self.compute.itemsize
         if tile.rows == 1:
-            return Tile(1, min(block, GROUPED_BYTES // size), warps_for(min(block, GROUPED_BYTES // size), size))
+            short = GROUPED_BYTES // size
+            block = min(block, short if r.n <= FEW_STEPS * short else 2 * short)
+            return Tile(1, block, warps_for(block, size))
         # Twice as many rows as elsewhere: longer pieces are written, fewer of which share a sector with others.
         rows = min(2 * tile.rows, ceil_power(r.lanes))
         return Tile(rows, GROUPED_FROM, warps_for(rows * GROUPED_FROM, size))
