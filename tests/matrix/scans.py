@@ -19,8 +19,9 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
     for i, element in enumerate(("bf16", "f32", "f64", *(("i64",) if op != "cumprod_backward" else ()))):
         for j, size in enumerate(SIZES):
             yield cls(op=op, input_shape=size, scan_axis=1, element=element, **options[(i + j) % len(options)])
-        crossed = cls(op=op, input_shape=(2**14, 1000), scan_axis=1, element=element, **options[-1])
-        yield crossed.replace(layouts={crossed.operands()[-1].name: tp.Layout.strided(unit_axis=0)})
+        for n in (1000, 1001):
+            crossed = cls(op=op, input_shape=(2**14, n), scan_axis=1, element=element, **options[-1])
+            yield crossed.replace(layouts={crossed.operands()[-1].name: tp.Layout.strided(unit_axis=0)})
         desc = cls(op=op, input_shape=(64, 1000, 304), scan_axis=1, element=element, **options[-1])
         yield desc
         yield desc.replace(layouts={o.name: "strided" for o in desc.operands()})
