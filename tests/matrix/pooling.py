@@ -14,6 +14,10 @@ NAMES = ("max_pool", "avg_pool", "adaptive_avg_pool", "upsample_nearest", "upsam
 OPS = tuple(f"{name}2d{suffix}" for name in NAMES for suffix in ("", "_backward"))
 
 
+def _short(o: tp.Operand, step: int) -> tp.Layout:
+    return tp.Layout.strided(unit_axis=1, alignment=min(step * o.element.itemsize, 16), stride_multiple=step)
+
+
 def problems(op: str) -> Iterator[tp.Descriptor]:
     cls: Any = tp.descriptor_types()[op]
     how: dict[str, Any] = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1)}
@@ -23,6 +27,11 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
         desc = cls(element=element, **SIZES, **how)
         yield desc.replace(layouts={o.name: LAST for o in desc.operands()})
         yield desc
+        if op == "max_pool2d" or op.endswith("avg_pool2d_backward"):  # of single elements, and in short vectors
+            size = how | ({"out_size": (5, 5)} if "adaptive" in op else {})
+            for channels, step in ((59, 1), (101, 1), (386, 2)):
+                other = cls(element=element, **{**SIZES, "channels": channels}, **size)
+                yield other.replace(layouts={o.name: _short(o, step) for o in other.operands()})
     if "nearest" in op:
         yield desc.replace(exact=True)
     if "bilinear" in op:

@@ -8,7 +8,9 @@ from typing import Any
 import triplan as tp
 from matrix import VECTORS, Build, Patterns, compiles, planned
 
-SIZES = ((4096, 96), (4096, 4096), (512, 32768), (512, 30001))
+SIZES = ((4096, 96), (4096, 4096), (512, 32768), (512, 30001), (4096, 1001))
+#: Loads of vectors: of rows that begin anywhere they would fault.
+VECTOR_LOADS = r"ld\.global\S*\.v[24]"
 
 
 def problems(op: str) -> Iterator[tp.Descriptor]:
@@ -17,8 +19,9 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
     for i, element in enumerate(("bf16", "f32", "f64", *(("i64",) if op != "cumprod_backward" else ()))):
         for j, size in enumerate(SIZES):
             yield cls(op=op, input_shape=size, scan_axis=1, element=element, **options[(i + j) % len(options)])
-        crossed = cls(op=op, input_shape=(2**14, 1000), scan_axis=1, element=element, **options[-1])
-        yield crossed.replace(layouts={crossed.operands()[-1].name: tp.Layout.strided(unit_axis=0)})
+        for n in (1000, 1001):
+            crossed = cls(op=op, input_shape=(2**14, n), scan_axis=1, element=element, **options[-1])
+            yield crossed.replace(layouts={crossed.operands()[-1].name: tp.Layout.strided(unit_axis=0)})
         desc = cls(op=op, input_shape=(64, 1000, 304), scan_axis=1, element=element, **options[-1])
         yield desc
         yield desc.replace(layouts={o.name: "strided" for o in desc.operands()})
@@ -28,7 +31,8 @@ def asks(desc: Any, entry: str, name: str) -> Patterns:
     rows = desc.scan_axis == len(desc.input_shape) - 1
     packed = rows and all(o.layout.packed for o in desc.operands()) and desc.input_shape[-1] % 4096 == 0
     totals = entry == "split" and name == "scan_looped_kernel"  # there are few
-    return ((VECTORS,) if packed and not totals else (), ())
+    anywhere = rows and desc.input_shape[-1] % 2 == 1 and not totals
+    return ((VECTORS,) if packed and not totals else (), (VECTOR_LOADS,) if anywhere else ())
 
 
 @compiles("cumsum", "cumprod", "cumprod_backward")

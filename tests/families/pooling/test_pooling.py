@@ -183,23 +183,28 @@ GAPS = tp.Layout.strided(unit_axis=1, alignment=8)
 
 #: The tile of many results, by channels and layout: vectors of them, single ones, and neighbouring results.
 TILES = {(28, LAST): (32, 4), (60, GAPS): (64, 1), (9, GAPS): (1, 4), (24, tp.Layout()): (1, 4)}
+#: Of a gradient of averages alone, which sweeps over the channels of a pixel.
+SWEPT = {(37, GAPS): (16, 1), (95, GAPS): (32, 1)}
 
 
 @pytest.mark.parametrize(("where", "kernel"), places("windows"))
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize(("channels", "layout"), TILES)
+@pytest.mark.parametrize(("channels", "layout"), [*TILES, *SWEPT])
 def test_tiles(
     op: str, channels: int, layout: tp.Layout, where: str, kernel: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tiles of channels, the last of which is not full, and of pixels of several images, where few results have one."""
     monkeypatch.setattr(windows, "MANY", 1)
+    monkeypatch.setattr(windows, "MANY_PIXELS", 1)
     windows.tile.cache_clear()  # type: ignore[attr-defined]
     sizes: dict[str, Any] = {"batch": 3, "channels": channels, "height": 5, "width": 4, "element": "f32"}
     how = {"out_size": (3, 7)} if "adaptive" in op else {"kernel": (3, 2), "stride": (2, 1), "padding": (1, 0)}
     desc = tp.descriptor_types()[op](**sizes, **how)
     desc = desc.replace(layouts={o.name: layout for o in desc.operands()})
     found = windows.tile(desc)
-    assert (found.channels, found.warps, found.last) == (*TILES[channels, layout], not layout.packed)
+    assert found.sweeps == ((channels, layout) in SWEPT and "avg" in op and op.endswith("_backward"))
+    expected = (SWEPT if found.sweeps else {**TILES, **dict.fromkeys(SWEPT, (1, 4))})[channels, layout]
+    assert (found.channels, found.warps, found.last) == (*expected, not layout.packed)
     plan = tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel))
     assert check_plan(plan, runs=1, passes=("unit",)).compared
     windows.tile.cache_clear()  # type: ignore[attr-defined]

@@ -99,6 +99,20 @@ def test_kernels(where: str, kernel: str | None, axis: int) -> None:
         assert check_plan(plan, runs=1, passes=("unit",)).compared
 
 
+@pytest.mark.parametrize("element", ["f32", "bf16", "f64"])
+@pytest.mark.parametrize(("where", "kernel"), PLACES)
+def test_rows_that_begin_anywhere(where: str, kernel: str | None, element: str) -> None:
+    """A thread has neighbours of such a row, one by one; also where the results of neighbouring rows are adjacent."""
+    shapes = {None: (3, 301), "rows": (3, 301), "looped": (3, 5001), "split": (2, 9001)}
+    desc = tp.ScanDescriptor(op="cumsum", input_shape=shapes[kernel], scan_axis=1, element=element)
+    crossed = desc.replace(input_shape=(2100, 301), layouts={"out": tp.Layout.strided(unit_axis=0)})
+    for one in (desc, desc.replace(reverse=True), *([crossed] if kernel == "looped" else [])):
+        plan = tp.plan(one, target=target(where), preference=tp.PlanPreference(kernel=kernel))
+        if kernel == "looped":
+            assert plan.launches[0].constexprs["GROUP"] == (2 if element == "f64" else 4)
+        assert check_plan(plan, runs=1, passes=("unit",)).compared
+
+
 def test_the_same_element_of_the_same_row_whatever_the_batch() -> None:
     strict = tp.PlanPreference(batch_invariant=True)
     for n in (100, 10_000, 100_000):

@@ -89,7 +89,7 @@ class Rows:
         self.invariant = all(
             axis == len(shape) - 1 if o.layout.packed else o.layout.unit_axis in (None, axis) for o in operands
         )
-        aligned = [min(o.alignment, self._distance(o) * o.element.itemsize) for o in operands]
+        aligned = [self._alignment(o) for o in operands]
         self.vectors = self.unit and min(aligned) >= 16
         self.together = max(min(*aligned, 16) // desc.element.itemsize, 1) if self.unit else 1
         self._nearer = axis == len(shape) - 1
@@ -103,6 +103,14 @@ class Rows:
 
     def _is_gapped(self, o: Operand) -> bool:
         return self._nearer and self._step(o, self.axis) is not None and not self._is_adjacent(o)
+
+    def _alignment(self, o: Operand) -> int:
+        """Bytes to which each contiguous row of ``o`` is aligned."""
+        return min(o.alignment, self._distance(o) * o.element.itemsize)
+
+    def begins_between(self, o: Operand) -> bool:
+        """Whether ``o`` has contiguous rows, which begin between two vectors."""
+        return self._step(o, self.axis) is None and self._alignment(o) < 16
 
     def _distance(self, o: Operand) -> int:
         """A power of two that divides the distance between contiguous rows of ``o``, in elements."""

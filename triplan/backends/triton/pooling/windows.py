@@ -37,15 +37,24 @@ MANY, RESULTS = 1 << 17, (128, 256)
 #: Elements of the tile of a single warp, which shares what it computes of a pixel among 2 to 8 channels a thread.
 WARP_AREA = 256
 WARPS = 4
+#: Channels of a tile that sweeps over all of a pixel; windows of a pixel in such a tile at most, and in one of half as
+#: many pixels; and pixels from which on there are enough of such programs. Untuned.
+SWEPT, SWEPT_WINDOWS, MANY_PIXELS = 32, (4, 9), 1 << 15
 #: Loads of a thread that do not wait for each other, at most, and bytes that they fill registers with: more spill on
 #: sm_80, and of f64, whose divisions take registers, a third. Of a single warp, whose threads load channels one by one,
 #: and if they also load indices: loads for each channel. Untuned.
 LOADS, LOADED_BYTES = 16, 288
 WARP_LOADS, WARP_INDEX_LOADS = 4, 2
+#: Bytes of a short vector, or of a lone element: a maximum's tile of such is half as large, as each has an address; and
+#: loads of a single warp for each channel then. Untuned.
+SHORT, SHORT_LOADS = 4, 9
+#: Columns at most of a maximum's window that are loaded at once even if they are more than these loads.
+WHOLE = 7
 #: Elements of windows that one multiprocessor reduces per microsecond, about ten instructions each. Untuned.
 SM_ELEMENTS_PER_US = 2e4
-#: Roundings of an f32 ``a / b``: 4 for div.full (PTX ISA: 2 units in the last place), 1 for converting the divisor.
-QUOTIENT = 5
+#: Roundings of an f32 ``a / b``: 4 for div.full (PTX ISA: 2 units in the last place), 1 for converting the divisor; and
+#: of ``a * (1 / b)``, by which gradients are found.
+QUOTIENT, PRODUCT = 5, 6
 
 
 def is_backward(desc: PoolProblem) -> bool:
@@ -86,12 +95,14 @@ class Tile(NamedTuple):
         pixels, channels: of its tile; with one channel, as many neighbouring results as ``pixels`` says.
         last: whether most bytes have their channels adjacent: results are numbered in this order then.
         warps: of its program.
+        sweeps: whether it goes through all channels of its pixels.
     """
 
     pixels: int
     channels: int
     last: bool
     warps: int = WARPS
+    sweeps: bool = False
 
 
 def _unit_axis(o: Operand) -> int | None:
@@ -109,6 +120,25 @@ def _lanes(o: Operand, channels: int) -> int:
         power_of_two_in(channels),
         (o.layout.alignment or o.element.itemsize) // o.element.itemsize,
     )
+
+
+def _swept(desc: PoolProblem) -> Tile | None:
+    """The tile of a gradient of averages whose program goes through all channels of its pixels, as a pixel's windows
+    take far more instructions than an element; None where there are few channels, few pixels or many windows."""
+    if not isinstance(desc, (AvgPool2dBackwardDescriptor, AdaptiveAvgPool2dBackwardDescriptor)):
+        return None
+    reach = math.prod(_reach(desc))
+    if desc.channels <= SWEPT or reach > SWEPT_WINDOWS[-1] or _pixels(desc) < MANY_PIXELS:
+        return None
+    across = SWEPT if 6 * (-desc.channels % SWEPT) <= desc.channels else SWEPT // 2
+    return Tile((WARP_AREA // 2 if reach <= SWEPT_WINDOWS[0] else WARP_AREA // 4) // across, across, True, 1, True)
+
+
+def _is_short(desc: PoolProblem) -> bool:
+    """Whether it is a maximum whose elements are loaded by few bytes at a time."""
+    if not isinstance(desc, MaxPool2dDescriptor):
+        return False
+    return _lanes(desc.operand("x"), desc.channels) * desc.element.itemsize <= SHORT
 
 
 @fact
@@ -129,22 +159,32 @@ def tile(desc: PoolProblem) -> Tile:
     # Down to tiles of which at most a sixth is idle.
     while across > least and 6 * (-desc.channels % across) > desc.channels:
         across //= 2
+    half = 2 if _is_short(desc) else 1
     if vectors or results >= I32_LIMIT:
-        return Tile((AREA if desc.element.itemsize < 8 else AREA // 2) // across, across, last)
+        return Tile((AREA if desc.element.itemsize < 8 else AREA // 2) // half // across, across, last)
     if last and 6 * (-desc.channels % across) <= desc.channels:
-        return Tile(WARP_AREA // across, across, last, warps=1)
-    return Tile(RESULTS[1], 1, last)
+        across = min(across, WARP_AREA // half)
+        return Tile(WARP_AREA // half // across, across, last, warps=1)
+    return (last and _swept(desc)) or Tile(RESULTS[1], 1, last)
 
 
 def unrolled(desc: PoolProblem, rows: int, columns: int, indices: bool = False) -> dict[str, int]:
     """The kernels' ROWS and COLUMNS for loops over ``rows`` by ``columns`` elements: all columns, if they are few, and
     as many rows as leave at most a fifth beyond the last. ``indices``: whether these are loaded too."""
     found = tile(desc)
-    loads = WARP_INDEX_LOADS if indices else WARP_LOADS
+    if found.sweeps:
+        return {"ROWS": rows, "COLUMNS": columns}
+    loads = WARP_INDEX_LOADS if indices else SHORT_LOADS if _is_short(desc) else WARP_LOADS
     if found.warps > 1:
         each = found.pixels * found.channels * desc.element.itemsize // (32 * found.warps)
         most = LOADED_BYTES if desc.element.itemsize < 8 else LOADED_BYTES // 3
         loads = min(LOADS, max(most // each, 1))
+    if isinstance(desc, MaxPool2dDescriptor):
+        # (Nothing masks elements beyond a window: they would be loaded in vain.)
+        across = next(n for n in range(min(loads, columns), 0, -1) if columns % n == 0)
+        across = columns if across == 1 and columns <= WHOLE else across
+        most = min(loads // across, rows) if across == columns else 1
+        return {"ROWS": next((n for n in range(most, 1, -1) if rows % n == 0), 1), "COLUMNS": across}
     across = max(-(-columns // max(-(-columns // loads), 1)), 1)
     most = min(loads // across, rows) if across >= columns else 1
     return {"ROWS": next((n for n in range(most, 1, -1) if 5 * (-rows % n) <= rows), 1), "COLUMNS": across}
@@ -160,6 +200,8 @@ def programs(desc: PoolProblem, pixels: int) -> int:
     found = tile(desc)
     if found.channels == 1:
         return -(-pixels * desc.channels // found.pixels)
+    if found.sweeps:
+        return -(-pixels // found.pixels)
     return -(-pixels // found.pixels) * -(-desc.channels // found.channels)
 
 
@@ -188,7 +230,7 @@ def geometry(desc: PoolProblem, back: bool, adaptive: bool = False) -> dict[str,
         "width": extent(desc.width, back),
         "rows": extent(rows, adaptive or not back),
         "columns": extent(columns, adaptive or not back),
-        "tiles_channels": None if found.channels == 1 else Int(-(-desc.channels // found.channels)),
+        "tiles_channels": None if found.channels == 1 or found.sweeps else Int(-(-desc.channels // found.channels)),
     }
 
 
@@ -223,13 +265,18 @@ def guarantee(desc: PoolProblem) -> Mapping[str, PrecisionGuarantee]:
     if isinstance(desc, MaxPool2dDescriptor):
         exact = bounds.guarantee(ElementKind.I64, bounds.EXACT, math_precision=MathPrecision.EXACT, batch=True)
         return {"out": bounds.guarantee(desc.element.compute, bounds.EXACT, batch=True), "indices": exact}
-    per_term = _steps(desc) + (0 if isinstance(desc, MaxProblem) else QUOTIENT)
+    per_term = _steps(desc) + (0 if isinstance(desc, MaxProblem) else PRODUCT if is_backward(desc) else QUOTIENT)
     return bounds.of_outputs(desc, bounds.rounded(desc.element, desc.element.compute, 0, per_term, batch=True))
 
 
 def numerics(desc: PoolProblem) -> str:
     """The numerics id: elements are added one by one in row-major order, whatever the tile."""
-    return f"{desc.op}.windows.{desc.element}.v1"
+    return f"{desc.op}.windows.{desc.element}.v{_version(type(desc))}"
+
+
+def _version(cls: type[PoolProblem]) -> int:
+    """Of gradients of averages 2: they multiply by the reciprocal of a divisor."""
+    return 2 if issubclass(cls, (AvgPool2dBackwardDescriptor, AdaptiveAvgPool2dBackwardDescriptor)) else 1
 
 
 def _as_windows(desc: PoolProblem) -> PoolProblem:
@@ -279,8 +326,13 @@ def build(desc: PoolProblem, target: Target) -> list[Launch]:
         "ACC": TL[desc.element.compute],
     }
     which = kernels.pool_backward_kernel if back else kernels.pool_kernel
-    # Left alone, ptxas spills registers of maxima's gradients in f32 on sm_90a, to raise occupancy.
-    left = not (back and largest and desc.element is ElementKind.F32 and target.arch is ArchSku.SM90A)
+    if found.sweeps:
+        which = kernels.average_backward_kernel
+        args, constants = ({k: v for k, v in some.items() if k in which.arg_names} for some in (args, constants))
+    # Left alone, ptxas spills registers to raise occupancy: of maxima from 4 bytes on, on sm_90a from 8 on; of their
+    # gradients in f32 on sm_90a.
+    hopper, size = target.arch is ArchSku.SM90A, desc.element.itemsize
+    left = not (largest and ((hopper and size == 4) if back else size > (4 if hopper else 2)))
     most = None if left else card.MAX_THREAD_REGISTERS
     return [Launch(which, _programs(desc), args, constants, num_warps=found.warps, max_registers=most)]
 
@@ -302,5 +354,6 @@ for _cls in (
             rank=rank,
             guarantee=guarantee,
             numerics=numerics,
+            version=_version(_cls),
             layout=layout,
         )(build)

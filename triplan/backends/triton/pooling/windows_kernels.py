@@ -44,14 +44,26 @@ def elements(start, end, extent, PADDED: tl.constexpr):
 
 
 @jit
+def share(count, ACC: tl.constexpr):
+    """1 / count, or 1 if that is 0. One division serves all channels of a pixel that a thread has."""
+    return 1.0 / tl.maximum(count, 1).to(ACC)
+
+
+@jit
+def nearest(at, end):
+    """The position of [0, end) that is nearest to ``at``."""
+    return tl.minimum(tl.maximum(at, 0), end - 1)
+
+
+@jit
 def coordinates(
     batch, channels, rows, columns, tiles_channels, LAST: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr
 ):
     """(image, row, column, channel, which exist) of this program's results, which broadcast to [BLOCK_P, BLOCK_C].
 
-    BLOCK_P pixels of any images by BLOCK_C channels, [BLOCK_P, 1] and [1, BLOCK_C]; with BLOCK_C = 1, BLOCK_P
-    neighbouring results, of channels last if LAST and of rows otherwise: all [BLOCK_P, 1], and ``tiles_channels`` is
-    None.
+    BLOCK_P pixels of any images by BLOCK_C channels, [BLOCK_P, 1] and [1, BLOCK_C]: the first ones of each pixel if
+    ``tiles_channels`` is None. With BLOCK_C = 1, BLOCK_P neighbouring results, of channels last if LAST and of rows
+    otherwise: all [BLOCK_P, 1], and ``tiles_channels`` is None.
     """
     program = tl.program_id(0)
     if BLOCK_C == 1:
@@ -60,6 +72,9 @@ def coordinates(
             pixel = quotient(point, channels)
             channel = point - pixel * channels[0]
             point = pixel
+    elif tiles_channels is None:
+        point = program * BLOCK_P + tl.arange(0, BLOCK_P)[:, None]
+        channel = tl.arange(0, BLOCK_C)[None, :]
     else:
         point = program // tiles_channels * BLOCK_P + tl.arange(0, BLOCK_P)[:, None]
         channel = program % tiles_channels * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
@@ -143,26 +158,46 @@ def pool_kernel(
     top, bottom = window(row, kernel_rows, stride_rows, above, dilation_rows, height, rows, ADAPTIVE)
     first, last = window(column, kernel_columns, stride_columns, left, dilation_columns, width, columns, ADAPTIVE)
     low, right = tl.minimum(bottom, height[0]), tl.minimum(last, width[0])
-    at = place(x, x_strides, image, top, first, channel)
     acc = tl.zeros((BLOCK_P, BLOCK_C), ACC)
+    # Without dilation each window has an element of the image, and positions beyond the image are moved to the nearest
+    # one of the window: its maximum and the position of that stay the same, and no element needs a mask of its own.
+    NEAREST: tl.constexpr = MAX and dilation_rows is None and dilation_columns is None
+    if NEAREST:
+        at = x + (axis_offset(image.to(tl.int64), x_strides[0]) + axis_offset(channel, x_strides[1]))
+    else:
+        at = place(x, x_strides, image, top, first, channel)
     if MAX:
         acc += float("-inf")
         found = tl.full((BLOCK_P, BLOCK_C), -1, tl.int32)
+        if NEAREST:
+            found = tl.broadcast_to(tl.maximum(top, 0) * width[0] + tl.maximum(first, 0), found.shape)
     for i in range(0, kernel_rows, ROWS):
         for j in range(0, kernel_columns, COLUMNS):
+            taken = ()
             for tap in tl.static_range(ROWS * COLUMNS):
                 down = dilated(tl.full((), i + tap // COLUMNS, tl.int32), dilation_rows)
                 across = dilated(tl.full((), j + tap % COLUMNS, tl.int32), dilation_columns)
-                y, z = top + down, first + across
-                live = inside & (y >= 0) & (y < low) & (z >= 0) & (z < right)
-                own = at + (axis_offset(down, x_strides[2]) + axis_offset(across, x_strides[3]))
-                v = load_tile(own, live, 0.0, x_strides[1] is None or x_strides[3] is None).to(ACC)
-                if MAX:
-                    better = live & ((v > acc) | (v != v) | (found < 0))
-                    acc = tl.where(better, v, acc)
-                    found = tl.where(better, y * width[0] + z, found)
+                y, z, live = top + down, first + across, inside
+                if NEAREST:
+                    y, z = nearest(y, low), nearest(z, right)
+                    own = at + (axis_offset(y, x_strides[2]) + axis_offset(z, x_strides[3]))
                 else:
-                    acc += v
+                    live = live & (y >= 0) & (y < low) & (z >= 0) & (z < right)
+                    own = at + (axis_offset(down, x_strides[2]) + axis_offset(across, x_strides[3]))
+                v = load_tile(own, live, 0.0, x_strides[1] is None or x_strides[3] is None)
+                if MAX:
+                    taken = taken + ((v, live, y, z),)
+                else:
+                    acc += v.to(ACC)
+            # Only now are they compared: loads between comparisons would wait for these.
+            for tap in tl.static_range(len(taken)):
+                v, live, y, z = taken[tap]
+                v = v.to(ACC)
+                better = (v > acc) | (v != v)
+                if not NEAREST:
+                    better = live & (better | (found < 0))
+                acc = tl.where(better, v, acc)
+                found = tl.where(better, y * width[0] + z, found)
     if MAX:
         write(indices, indices_strides, image, row, column, channel, found, inside)
     else:
@@ -213,9 +248,10 @@ def pool_backward_kernel(
     """MAX: dx[pixel, channel] = sum of dout over the windows whose ``indices`` name the pixel; else dx = sum of dout /
     divisor over the windows that contain it.
 
-    Operands as in ``pool_kernel``; a program computes the pixels at its ``coordinates``. Sums are accumulated in ACC,
-    in the order of windows. A pixel looks at ``reach_rows`` by ``reach_columns`` windows, which end at the last one
-    that can contain it (ADAPTIVE: start at the first one); no other window contains it. No pixel is written twice.
+    Operands as in ``pool_kernel``; each ``dout`` is multiplied by the reciprocal of its divisor. A program computes the
+    pixels at its ``coordinates``. Sums are accumulated in ACC, in the order of windows. A pixel looks at ``reach_rows``
+    by ``reach_columns`` windows, which end at the last one that can contain it (ADAPTIVE: start at the first one); no
+    other window contains it. No pixel is written twice.
     """
     image, row, column, channel, inside = coordinates(
         batch, channels, height, width, tiles_channels, LAST, BLOCK_P, BLOCK_C
@@ -256,7 +292,73 @@ def pool_backward_kernel(
                     acc += tl.where(hit, g, 0.0)
                 elif divisor is None:
                     count = elements(start, end, height, PADDED) * elements(begin, stop, width, PADDED)
-                    acc += g / tl.maximum(count, 1).to(ACC)
+                    acc += g * share(count, ACC)
                 else:
-                    acc += g / divisor.to(ACC)
+                    acc += g * share(divisor, ACC)
     write(dx, dx_strides, image, row, column, channel, acc, inside)
+
+
+@jit
+def average_backward_kernel(
+    dout,
+    dx,
+    dout_strides,
+    dx_strides,
+    batch,
+    channels,
+    height,
+    width,
+    rows,
+    columns,
+    kernel_rows,
+    kernel_columns,
+    stride_rows,
+    stride_columns,
+    above,
+    left,
+    dilation_rows,
+    dilation_columns,
+    divisor,
+    ADAPTIVE: tl.constexpr,
+    PADDED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """dx[pixel, channel] = sum of dout / divisor over the windows that contain the pixel, as ``pool_backward_kernel``.
+
+    A program finds the ROWS by COLUMNS windows of BLOCK_P pixels once, for all channels: a pixel's windows take far
+    more instructions than an element.
+    """
+    image, row, column, channel, inside = coordinates(batch, channels, height, width, None, True, BLOCK_P, BLOCK_C)
+    if ADAPTIVE:
+        top, first = quotient(row * rows[0], height), quotient(column * columns[0], width)
+    else:
+        top = quotient(row + above, stride_rows) - (ROWS - 1)
+        first = quotient(column + left, stride_columns) - (COLUMNS - 1)
+    taps = ()
+    for tap in tl.static_range(ROWS * COLUMNS):
+        p, q = top + tap // COLUMNS, first + tap % COLUMNS
+        start, end = window(p, kernel_rows, stride_rows, above, dilation_rows, height, rows, ADAPTIVE)
+        begin, stop = window(q, kernel_columns, stride_columns, left, dilation_columns, width, columns, ADAPTIVE)
+        live = (image < batch) & (p >= 0) & (p < rows[0]) & (q >= 0) & (q < columns[0])
+        live = live & (row >= start) & (row < end) & (column >= begin) & (column < stop)
+        if divisor is None:
+            count = elements(start, end, height, PADDED) * elements(begin, stop, width, PADDED)
+        else:
+            count = divisor
+        taps = taps + ((place(dout, dout_strides, image, p, q, p * 0), live, share(count, ACC)),)
+    to = place(dx, dx_strides, image, row, column, row * 0)
+    for below in range(0, channels[0], BLOCK_C):
+        lane = below + channel
+        inside = (image < batch) & (lane < channels[0])
+        loaded = ()
+        for tap in tl.static_range(ROWS * COLUMNS):
+            own = taps[tap][0] + axis_offset(lane, dout_strides[1])
+            loaded = loaded + (load_tile(own, taps[tap][1] & inside, 0.0, dout_strides[1] is None),)
+        acc = tl.zeros((BLOCK_P, BLOCK_C), ACC)
+        for tap in tl.static_range(ROWS * COLUMNS):
+            acc += loaded[tap].to(ACC) * taps[tap][2]
+        store_tile(to + axis_offset(lane, dx_strides[1]), acc.to(dx.dtype.element_ty), inside, dx_strides[1] is None)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import SM_WARPS
+from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile, registers_for, warps_for
 from triplan.backends.triton.scans import looped_kernels as kernels
-from triplan.backends.triton.scans.shared import OPS, ScanEntry
+from triplan.backends.triton.scans.shared import GROUPED_FROM, SCANS, ScanEntry
 from triplan.sku import ElementKind, Target
 
 #: Microseconds of a step of the loop: the latency of its loads and of the step before. Untuned.
 STEP_US = 1.0
-#: Elements of a thread up to which registers also hold those of the next block. Untuned.
-AHEAD = 4
+#: Elements of a thread up to which registers also hold those of the next block; and of rows that begin between two
+#: vectors. Untuned.
+AHEAD, GROUPED_AHEAD = 4, 8
+#: Bytes of compute elements of a block of one such row: the fewer warps share it, the less they wait for each other. Of
+#: more blocks than FEW_STEPS each is twice as long, as few rows take the latency of each. Untuned.
+GROUPED_BYTES, FEW_STEPS = 4096, 4
 #: Microseconds of the loop itself.
 LOOP_US = 0.3
 #: Elements of up to 4 bytes that tiles of several crossed rows scan in a microsecond, bound by instructions; of 8
@@ -21,9 +26,10 @@ LOOP_US = 0.3
 CROSSED_PER_US = 1.6e5
 
 
-class ScanLooped(LoopedRows, ScanEntry, ops=OPS):
+class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
     which = (kernels.scan_looped_kernel, kernels.cumprod_backward_looped_kernel)
     priority = 2
+    moves = False
 
     def find_tile(self) -> Tile:
         r = self.rows
@@ -31,12 +37,27 @@ class ScanLooped(LoopedRows, ScanEntry, ops=OPS):
         many = r.has_many() and (r.lanes >= r.neighbours or not r.along)
         tile = r.block_tile(2 if self.backward else 1, crosses=many)
         block = min(tile.block, self.most() // tile.rows)
-        return Tile(tile.rows, block, warps_for(tile.rows * block, self.element.itemsize))
+        if not self.is_shifted():
+            return Tile(tile.rows, block, warps_for(tile.rows * block, self.element.itemsize))
+        size = self.compute.itemsize
+        if tile.rows == 1:
+            short = GROUPED_BYTES // size
+            block = min(block, short if r.n <= FEW_STEPS * short else 2 * short)
+            return Tile(1, block, warps_for(block, size))
+        # Twice as many rows as elsewhere: longer pieces are written, fewer of which share a sector with others.
+        rows = min(2 * tile.rows, ceil_power(r.lanes))
+        return Tile(rows, GROUPED_FROM, warps_for(rows * GROUPED_FROM, size))
+
+    def is_shifted(self) -> bool:
+        """Whether rows begin between two vectors, or have gaps: no thread has its elements in vectors."""
+        apart = not (self.rows.vectors or self.rows.across or self.rows.crossed)
+        return self.grouped() or (apart and not self.backward)
 
     def is_ahead(self) -> bool:
         """Whether the next block is loaded while one is scanned."""
         each = self.tile.rows * self.tile.block // (32 * self.tile.warps)
-        return not self.backward and each <= AHEAD and self.rows.n > self.tile.block
+        most = GROUPED_AHEAD if self.is_shifted() else AHEAD
+        return not self.backward and each <= most and self.rows.n > self.tile.block
 
     def main(self) -> list[Launch]:
         ahead = self.is_ahead()
@@ -47,6 +68,11 @@ class ScanLooped(LoopedRows, ScanEntry, ops=OPS):
     def us(self, target: Target) -> float:
         at_once = SM_WARPS // self.tile.warps * max(target.sm_count, 1)
         waves, steps = -(-self.programs() // at_once), -(-self.rows.n // self.tile.block)
-        us = super().us(target) + LOOP_US + (STEP_US + self.step_us()) * (waves * steps - 1)
+        us, loop = super().us(target), LOOP_US + (STEP_US + self.step_us()) * (waves * steps - 1)
+        us = max(us, loop) if self.is_shifted() and self.is_ahead() else us + loop
         held = self.programs() * steps * self.tile.rows * self.tile.block * self.compute.itemsize / 4
         return max(us, held / CROSSED_PER_US) if self.rows.crossed and self.tile.rows > 1 else us
+
+
+class CumprodBackwardLooped(ScanLooped, ops=("cumprod_backward",)):
+    sku_version = 1

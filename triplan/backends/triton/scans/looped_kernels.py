@@ -10,14 +10,15 @@ import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import axis_offset, group_lanes, row_pointers
-from triplan.backends.triton.scans.shared_kernels import combine, compose, edge, or_identity, scan
+from triplan.backends.triton.scans.shared_kernels import combine, compose, edge, or_identity, scan, shared_out
 
 
 @jit
-def _load(at, strides, block, live, n, BLOCK: tl.constexpr):
+def _load(at, strides, block, live, n, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     """Block number ``block`` of the rows at ``at`` that are ``live``; 0 where there is no element."""
     col = block * BLOCK + tl.arange(0, BLOCK)[None, :]
-    return tl.load(at + axis_offset(col, strides[2]), mask=live & (block >= 0) & (col < n), other=0)
+    found = shared_out(at, axis_offset(col, strides[2]), GROUP)
+    return tl.load(found, mask=live & (block >= 0) & (col < n), other=0)
 
 
 @jit
@@ -33,6 +34,7 @@ def scan_looped_kernel(
     PRODUCT: tl.constexpr,
     REVERSE: tl.constexpr,
     AHEAD: tl.constexpr,
+    GROUP: tl.constexpr,
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -48,16 +50,16 @@ def scan_looped_kernel(
     carried = tl.full((ROWS, 1), PRODUCT, COMPUTE)
     steps = tl.cdiv(n, BLOCK)
     if AHEAD:
-        following = _load(at, x_strides, steps - 1 if REVERSE else 0, lane < lanes, n, BLOCK)
+        following = _load(at, x_strides, steps - 1 if REVERSE else 0, lane < lanes, n, BLOCK, GROUP)
     for step in range(steps):
         block = step
         if REVERSE:
             block = steps - 1 - step
         if AHEAD:
             v = following
-            following = _load(at, x_strides, block - 1 if REVERSE else block + 1, lane < lanes, n, BLOCK)
+            following = _load(at, x_strides, block - 1 if REVERSE else block + 1, lane < lanes, n, BLOCK, GROUP)
         else:
-            v = _load(at, x_strides, block, lane < lanes, n, BLOCK)
+            v = _load(at, x_strides, block, lane < lanes, n, BLOCK, GROUP)
         col = block * BLOCK + tl.arange(0, BLOCK)[None, :]
         live = (lane < lanes) & (col < n)
         y = combine(carried, scan(or_identity(v.to(COMPUTE), live, PRODUCT), PRODUCT, REVERSE), PRODUCT)

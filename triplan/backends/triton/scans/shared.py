@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
+from triplan.backends.runtime.launch import Arg, Int
 from triplan.backends.triton.common import bounds
+from triplan.backends.triton.common.offsets import I32_LIMIT
 from triplan.backends.triton.common.rows_entries import Entry
 from triplan.descriptors import CumprodBackwardDescriptor, Operand, ScanDescriptor
 from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee, Target
@@ -17,13 +19,23 @@ MOST = 4096
 #: Microseconds that an element of a thread takes which no vector holds; backward three times, reversed twice as long.
 #: Fitted on an H100 to drawn problems of ``bench anywhere``.
 ELEMENT_US = 0.05
+#: Neighbours that a thread has of a row which begins between two vectors, of up to 16 bytes; and elements of the
+#: shortest such tile. Untuned.
+GROUP, GROUPED_FROM = 4, 128
 
 
 class ScanEntry(Entry):
     desc: ScanDescriptor | CumprodBackwardDescriptor
     #: Of rows of few elements on an H100, drawn problems of ``bench anywhere``.
     program_us = 3.0
+    #: Whether the compiler moves elements to other threads where it converts them.
+    moves: ClassVar[bool] = True
     late = ("x", "dout", "out")  # each element is read once, by the launch that writes the results
+    sku_version = 2  # bits of rows that begin between two vectors (``group``), and of few rows side by side
+
+    def __init__(self, desc: ScanDescriptor | CumprodBackwardDescriptor) -> None:
+        super().__init__(desc)
+        self.version = 2 if self.group() > 1 else 1
 
     @classmethod
     def elements_of(cls, op: str) -> tuple[str, ...]:
@@ -43,7 +55,21 @@ class ScanEntry(Entry):
         return super().reducing_us(programs, nbytes, target) + self.step_us()
 
     def constants(self) -> dict[str, Any]:
-        return {"PRODUCT": int(self.desc.op == "cumprod"), "REVERSE": getattr(self.desc, "reverse", False)}
+        scan = {"PRODUCT": int(self.desc.op == "cumprod"), "REVERSE": getattr(self.desc, "reverse", False)}
+        return scan | {"GROUP": self.group()}
+
+    def grouped(self) -> bool:
+        """Whether rows are read that begin between two vectors, whose elements stay with the threads that load them."""
+        kept = not self.moves or self.element is self.compute
+        return not self.backward and kept and self.rows.begins_between(self.rows.operands[0])
+
+    def group(self) -> int:
+        """Neighbours of a row that a thread loads one by one."""
+        return min(GROUP, 16 // self.element.itemsize) if self.grouped() and self.tile.block >= GROUPED_FROM else 1
+
+    def arguments(self) -> dict[str, Arg]:
+        args = super().arguments()
+        return args | {"n": Int(self.rows.n, self.rows.n >= I32_LIMIT)} if self.group() > 1 else args
 
     def invariant(self) -> bool:
         """Whether batch invariance is claimed."""

@@ -18,6 +18,21 @@ def combine(a, b, PRODUCT: tl.constexpr):
 
 
 @jit
+def shared_out(start, offset, GROUP: tl.constexpr):
+    """The addresses ``start + offset`` [ROWS, BLOCK], which each thread accesses GROUP neighbours of, one by one.
+
+    A thread scans its neighbours without the others; of rows that begin between two vectors the compiler would give it
+    every 32nd element. So we promise an alignment that these lack. It decides which thread loads what, and no more:
+    masks by an ``n`` that no number is known to divide leave no vector whole. (The promise is one about the sum: of an
+    argument it would be lost.)
+    """
+    at = start + offset
+    if GROUP > 1:
+        at = tl.multiple_of(at, (1, GROUP * at.dtype.element_ty.primitive_bitwidth // 8))
+    return at
+
+
+@jit
 def or_identity(v, live, PRODUCT: tl.constexpr):
     """``v``, which was loaded with 0 where not ``live``; for a PRODUCT, 1 there.
 

@@ -62,6 +62,6 @@ class ScanSplit(SplitRows, ScanEntry, ops=SCANS):
         rows |= {"lanes": Int(self.rows.count), "n": Int(blocks), "blocks": Int(self.rows.count)}
         return [
             self.launch(kernels.scan_totals_kernel, programs),
-            self.launch(scan_looped_kernel, self.rows.count, self.totals_tile(), rows, AHEAD=False),
+            self.launch(scan_looped_kernel, self.rows.count, self.totals_tile(), rows, AHEAD=False, GROUP=1),
             self.launch(kernels.scan_finish_kernel, programs),
         ]
