@@ -36,11 +36,19 @@ DEPTHS = (32, 128, 512, 2048, 8192)
 WIDTHS = (32, 128, 512)
 #: By how much a block may be smaller, for small products: fewer elements are waited for.
 SMALLER = (1, 8)
-#: Programs that a multiprocessor holds at a time, by their registers.
-RESIDENT = 3
-#: Microseconds of a kernel besides its steps, of a step whose operands come from memory, and of 1000 elements of a
-#: block in one multiprocessor. Untuned.
-FIXED_US, STEP_US, ELEMENTS_US = 1.0, 0.8, 0.02
+#: Programs that a multiprocessor holds at a time, by their registers; and where several elements of a thread, each with
+#: an address of its own, share an element of the vector.
+RESIDENT, RESIDENT_SHARED = 3, 4
+#: Microseconds of a kernel besides its steps. From products of one step in ``bench/results/anywhere-gemm-*``.
+FIXED_US = 0.6
+#: Microseconds of a step whose operands come from memory, and of 1000 elements of a block in one multiprocessor.
+#: Untuned.
+STEP_US, ELEMENTS_US = 0.8, 0.02
+#: Microseconds of 1000 elements in one multiprocessor where each has an address of its own, and of 1000 elements of the
+#: vector. From the instructions of their loops, of 16 and 32 bits.
+SINGLE_US, VECTOR_US = 0.03, 0.055
+#: Threads of a program.
+THREADS = 128
 LIMITS_POWER = 2.4
 #: Microseconds that a second launch takes longer here than in ``split_k``, whose first launch hides it. From a batch of
 #: 37 matrices of 639 by 473 elements of f32 on an H100.
@@ -96,6 +104,12 @@ def _programs(desc: MatrixProductDescriptor, block: Block) -> int:
     return math.prod(desc.lead) * -(-rows_of(desc) // block.rows) * block.count(desc.k)
 
 
+def _shared(desc: MatrixProductDescriptor, block: Block, along_k: bool) -> int:
+    """Elements of the matrix in one thread that are multiplied by the same element of the vector."""
+    rows = min(block.rows, rows_of(desc))
+    return max((rows * min(block.depth, THREADS) if along_k else rows) // THREADS, 1)
+
+
 def block_us(desc: MatrixProductDescriptor, block: Block, target: Target) -> float:
     """Estimated microseconds."""
     sms, programs = max(target.sm_count, 1), _programs(desc, block)
@@ -104,8 +118,11 @@ def block_us(desc: MatrixProductDescriptor, block: Block, target: Target) -> flo
     # Blocks begin and end within sectors, which another block may have brought into the L2 cache.
     wide = (block.depth if along_k else block.rows) * matrix.element.itemsize
     read = matrix.numel * matrix.element.itemsize * (1 + SECTOR / (2 * wide))
-    waiting = -(-programs // (sms * RESIDENT)) * steps * STEP_US
-    computed = -(-programs // sms) * steps * block.rows * block.depth * ELEMENTS_US / 1000
+    shared, single = _shared(desc, block, along_k), is_elementwise(matrix)
+    resident = RESIDENT_SHARED if single and shared > 1 else RESIDENT
+    waiting = -(-programs // (sms * resident)) * steps * STEP_US
+    each = SINGLE_US + VECTOR_US / shared if single else ELEMENTS_US
+    computed = -(-programs // sms) * steps * block.rows * block.depth * each / 1000
     summing = SUMMING_US + split_k.sum_us(desc, block.pieces, target) if block.pieces > 1 else 0.0
     return FIXED_US + combined(read / BYTES_PER_US, waiting, computed, power=LIMITS_POWER) + summing
 
@@ -206,7 +223,7 @@ def launches(desc: MatrixProductDescriptor, block: Block) -> list[Launch]:
     partial(
         kernel,
         name="gemv",
-        version=2,
+        version=3,
         elements=ELEMENTS,
         supports=supports,
         rank=rank,
