@@ -54,7 +54,7 @@ def test_every_layout_and_subset_interpreted(element: str) -> None:
     assert sum(check(required(d, BACKWARD_INTERPRETED[i % 2], INTERPRETER), i) for i, d in problems) > 0
 
 
-#: Rows and columns of dc, and launches that sum the columns: blocks have as many of either as the other leaves room for.
+#: Rows and columns of dc, and launches that sum the columns. A block has more rows where columns are few.
 SUMS = [((1, 300), 1), ((8, 700), 1), ((256, 1), 1), ((500, 3), 1), ((600, 3), 2), ((300, 40), 2), ((1100, 40), 2)]
 
 
