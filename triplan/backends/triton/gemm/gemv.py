@@ -19,7 +19,7 @@ from triplan.backends.triton.gemm import gemv_kernels as kernels, split_k
 from triplan.backends.triton.gemm.arguments import epilogue_arguments, extent, matrix_strides, pointer
 from triplan.backends.triton.gemm.entries import ELEMENTS, for_products
 from triplan.backends.triton.gemm.guarantees import guarantee
-from triplan.backends.triton.gemm.matrices import is_elementwise, layout, unit_axis
+from triplan.backends.triton.gemm.matrices import elements_per_load, is_elementwise, layout, unit_axis
 from triplan.backends.triton.gemm.tile_costs import combined
 from triplan.descriptors import Operand
 from triplan.descriptors.gemm import MatrixProductDescriptor
@@ -44,7 +44,7 @@ FIXED_US = 0.6
 #: Microseconds of a step whose operands come from memory, and of 1000 elements of a block in one multiprocessor.
 #: Untuned.
 STEP_US, ELEMENTS_US = 0.8, 0.02
-#: Microseconds of 1000 elements in one multiprocessor where each has an address of its own, and of 1000 elements of the
+#: Microseconds of 1000 loads in one multiprocessor where each has an address of its own, and of 1000 elements of the
 #: vector. From the instructions of their loops, of 16 and 32 bits.
 SINGLE_US, VECTOR_US = 0.03, 0.055
 #: Threads of a program.
@@ -121,7 +121,7 @@ def block_us(desc: MatrixProductDescriptor, block: Block, target: Target) -> flo
     shared, single = _shared(desc, block, along_k), is_elementwise(matrix)
     resident = RESIDENT_SHARED if single and shared > 1 else RESIDENT
     waiting = -(-programs // (sms * resident)) * steps * STEP_US
-    each = SINGLE_US + VECTOR_US / shared if single else ELEMENTS_US
+    each = (SINGLE_US + VECTOR_US / shared) / max(elements_per_load(matrix), 1) if single else ELEMENTS_US
     computed = -(-programs // sms) * steps * block.rows * block.depth * each / 1000
     summing = SUMMING_US + split_k.sum_us(desc, block.pieces, target) if block.pieces > 1 else 0.0
     return FIXED_US + combined(read / BYTES_PER_US, waiting, computed, power=LIMITS_POWER) + summing
