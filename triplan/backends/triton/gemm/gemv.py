@@ -32,7 +32,7 @@ BLOCK_ELEMENTS = {2: 8192, 4: 4096, 8: 2048}
 BLOCK_ELEMENTS_ELEMENTWISE = {2: 4096, 4: 4096, 8: 2048}
 #: Columns of a block where k is the matrix's unit-stride axis.
 DEPTHS = (32, 128, 512, 2048, 8192)
-#: Rows of a block where its rows lie along the unit-stride axis.
+#: Rows of a block where its rows lie along the unit-stride axis; fewer of few rows.
 WIDTHS = (32, 128, 512)
 #: By how much a block may be smaller, for small products: fewer elements are waited for.
 SMALLER = (1, 8)
@@ -92,9 +92,10 @@ def blocks_of(desc: MatrixProductDescriptor) -> list[Block]:
     """Every block that suits the matrix's layout, with every number of pieces that k is long enough for."""
     o, along_k = matrix_of(desc)
     most = (BLOCK_ELEMENTS_ELEMENTWISE if is_elementwise(o) else BLOCK_ELEMENTS)[o.element.itemsize]
+    widths = DEPTHS if along_k else [min(w, 1 << (rows_of(desc) - 1).bit_length()) for w in WIDTHS]
     shapes = []
     for elements in (most // s for s in SMALLER):
-        for wide in (min(w, elements) for w in (DEPTHS if along_k else WIDTHS)):
+        for wide in (min(w, elements) for w in widths):
             shapes.append((elements // wide, wide) if along_k else (wide, elements // wide))
     pieces = (1, *split_k.PIECES)
     return [Block(*shape, p) for shape in dict.fromkeys(shapes) for p in pieces if p == 1 or shape[1] * p <= desc.k]
