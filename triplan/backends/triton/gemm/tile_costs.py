@@ -89,7 +89,8 @@ BUSY_WARPS, LONE_SLOWER = 8, 1.25
 LIMITS_POWER = 2.4
 #: Registers of a thread besides its accumulators. Those of f64 take two each; in FMAs of f32, operands take as many.
 OTHER_REGISTERS = 56
-#: The same where halves are loaded one by one: no copy of two bytes is asynchronous, so that a step waits in registers.
+#: The same where halves are loaded one by one or as words, each of which has an address of its own. No copy of one half
+#: is asynchronous, so that a step of them waits in registers too.
 OTHER_REGISTERS_SINGLE = 100
 #: Bytes of shared memory that CUDA reserves for each block.
 RESERVED_SHARED_BYTES = 1024
@@ -108,11 +109,17 @@ def _loads_single_halves(desc: MatrixProductDescriptor) -> bool:
     return desc.element.itemsize == 2 and any(is_elementwise(o) and elements_per_load(o) <= 1 for o in factors)
 
 
+@fact  # asked of each tile
+def _has_addresses_of_halves(desc: MatrixProductDescriptor) -> bool:
+    """Whether elements of two bytes are loaded one by one, or as words: each load then has an address of its own."""
+    return desc.element.itemsize == 2 and any(is_elementwise(desc.operand(name)) for name in "ab")
+
+
 def resident_programs(desc: MatrixProductDescriptor, tile: Tile, target: Target) -> int:
     """Programs that one multiprocessor holds at a time."""
     by_memory = target.shared_memory // (tile.shared_bytes(desc.element.itemsize) + RESERVED_SHARED_BYTES)
     held = tile.accumulators * (2 if desc.multiplicands in (MathPrecision.F32, MathPrecision.F64) else 1)
-    held += OTHER_REGISTERS_SINGLE if _loads_single_halves(desc) else OTHER_REGISTERS
+    held += OTHER_REGISTERS_SINGLE if _has_addresses_of_halves(desc) else OTHER_REGISTERS
     by_registers = SM_REGISTERS // (32 * tile.warps * held)
     return max(1, min(by_memory, by_registers))
 
