@@ -36,9 +36,9 @@ DEPTHS = (32, 128, 512, 2048, 8192)
 WIDTHS = (32, 128, 512)
 #: By how much a block may be smaller, for small products: fewer elements are waited for.
 SMALLER = (1, 8)
-#: Programs that a multiprocessor holds at a time, by their registers; and where several elements of a thread, each with
-#: an address of its own, share an element of the vector.
-RESIDENT, RESIDENT_SHARED = 3, 4
+#: Programs that a multiprocessor holds at a time, by their registers; and where each element has an address of its own,
+#: by how many of a thread share an element of the vector.
+RESIDENT, RESIDENT_SINGLE = 3, {1: 2, 2: 4, 4: 4, 8: 4}
 #: Microseconds of a kernel besides its steps. From products of one step in ``bench/results/anywhere-gemm-*``.
 FIXED_US = 0.6
 #: Microseconds of a step whose operands come from memory, and of 1000 elements of a block in one multiprocessor.
@@ -47,6 +47,8 @@ STEP_US, ELEMENTS_US = 0.8, 0.02
 #: Microseconds of 1000 loads in one multiprocessor where each has an address of its own, and of 1000 elements of the
 #: vector. From the instructions of their loops, of 16 and 32 bits.
 SINGLE_US, VECTOR_US = 0.03, 0.055
+#: Elements of the matrix that share one of the vector in blocks of few rows, where threads load it for each other.
+SHARED_BY_FEW_ROWS = 3
 #: Threads of a program.
 THREADS = 128
 LIMITS_POWER = 2.4
@@ -107,8 +109,9 @@ def _programs(desc: MatrixProductDescriptor, block: Block) -> int:
 
 def _shared(desc: MatrixProductDescriptor, block: Block, along_k: bool) -> int:
     """Elements of the matrix in one thread that are multiplied by the same element of the vector."""
-    rows = min(block.rows, rows_of(desc))
-    return max((rows * min(block.depth, THREADS) if along_k else rows) // THREADS, 1)
+    if along_k:
+        return max(min(block.rows, rows_of(desc)) * min(block.depth, THREADS) // THREADS, 1)
+    return block.rows // THREADS or SHARED_BY_FEW_ROWS
 
 
 def block_us(desc: MatrixProductDescriptor, block: Block, target: Target) -> float:
@@ -120,7 +123,7 @@ def block_us(desc: MatrixProductDescriptor, block: Block, target: Target) -> flo
     wide = (block.depth if along_k else block.rows) * matrix.element.itemsize
     read = matrix.numel * matrix.element.itemsize * (1 + SECTOR / (2 * wide))
     shared, single = _shared(desc, block, along_k), is_elementwise(matrix)
-    resident = RESIDENT_SHARED if single and shared > 1 else RESIDENT
+    resident = RESIDENT_SINGLE.get(shared, RESIDENT) if single else RESIDENT
     waiting = -(-programs // (sms * resident)) * steps * STEP_US
     each = (SINGLE_US + VECTOR_US / shared) / max(elements_per_load(matrix), 1) if single else ELEMENTS_US
     computed = -(-programs // sms) * steps * block.rows * block.depth * each / 1000

@@ -89,9 +89,13 @@ BUSY_WARPS, LONE_SLOWER = 8, 1.25
 LIMITS_POWER = 2.4
 #: Registers of a thread besides its accumulators. Those of f64 take two each; in FMAs of f32, operands take as many.
 OTHER_REGISTERS = 56
-#: The same where halves are loaded one by one or as words, each of which has an address of its own. No copy of one half
-#: is asynchronous, so that a step of them waits in registers too.
+#: The same where halves are loaded one by one: no copy of two bytes is asynchronous, so that a step waits in registers.
 OTHER_REGISTERS_SINGLE = 100
+#: The same where they are loaded as words, each of which has an address of its own.
+OTHER_REGISTERS_WORDS = 90
+#: Microseconds that a program of 8 warps takes longer for 1000 halves of C that vectors cannot write: nothing hides its
+#: epilogue. From gradients of 283 and 1025 rows and millions of columns, k of 32 and 46, on an H200.
+LATE_WORDS_US = 0.1
 #: Bytes of shared memory that CUDA reserves for each block.
 RESERVED_SHARED_BYTES = 1024
 
@@ -110,16 +114,19 @@ def _loads_single_halves(desc: MatrixProductDescriptor) -> bool:
 
 
 @fact  # asked of each tile
-def _has_addresses_of_halves(desc: MatrixProductDescriptor) -> bool:
-    """Whether elements of two bytes are loaded one by one, or as words: each load then has an address of its own."""
-    return desc.element.itemsize == 2 and any(is_elementwise(desc.operand(name)) for name in "ab")
+def _other_registers(desc: MatrixProductDescriptor) -> int:
+    """Registers of a thread besides its accumulators."""
+    if _loads_single_halves(desc):
+        return OTHER_REGISTERS_SINGLE
+    words = desc.element.itemsize == 2 and any(is_elementwise(desc.operand(name)) for name in "ab")
+    return OTHER_REGISTERS_WORDS if words else OTHER_REGISTERS
 
 
 def resident_programs(desc: MatrixProductDescriptor, tile: Tile, target: Target) -> int:
     """Programs that one multiprocessor holds at a time."""
     by_memory = target.shared_memory // (tile.shared_bytes(desc.element.itemsize) + RESERVED_SHARED_BYTES)
     held = tile.accumulators * (2 if desc.multiplicands in (MathPrecision.F32, MathPrecision.F64) else 1)
-    held += OTHER_REGISTERS_SINGLE if _has_addresses_of_halves(desc) else OTHER_REGISTERS
+    held += _other_registers(desc)
     by_registers = SM_REGISTERS // (32 * tile.warps * held)
     return max(1, min(by_memory, by_registers))
 
@@ -186,6 +193,8 @@ def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: i
 
     between = BETWEEN_PROGRAMS_SINGLE_US if _loads_single_halves(desc) else BETWEEN_PROGRAMS_US
     between *= (waves - 1) / resident
+    if pieces == 1 and tile.warps == 8 and desc.out.itemsize == 2 and is_elementwise(c):
+        between += waves * tile.m * tile.n * LATE_WORDS_US / 1000
     return FIXED_US + between + combined(compute, waiting, memory, power=LIMITS_POWER)
 
 
