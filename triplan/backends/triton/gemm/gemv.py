@@ -37,8 +37,8 @@ WIDTHS = (32, 128, 512)
 #: By how much a block may be smaller, for small products: fewer elements are waited for.
 SMALLER = (1, 8)
 #: Programs that a multiprocessor holds at a time, by their registers; and where each element has an address of its own,
-#: by how many of a thread share an element of the vector.
-RESIDENT, RESIDENT_SINGLE = 3, {1: 2, 2: 4, 4: 4, 8: 4}
+#: by how many of a thread share an element of the vector. Words of two elements have fewer addresses.
+RESIDENT, RESIDENT_SINGLE, RESIDENT_WORDS = 3, {1: 2, 2: 4, 4: 4, 8: 4}, 4
 #: Microseconds of a kernel besides its steps. From products of one step in ``bench/results/anywhere-gemm-*``.
 FIXED_US = 0.6
 #: Microseconds of a step whose operands come from memory, and of 1000 elements of a block in one multiprocessor.
@@ -122,10 +122,12 @@ def block_us(desc: MatrixProductDescriptor, block: Block, target: Target) -> flo
     # Blocks begin and end within sectors, which another block may have brought into the L2 cache.
     wide = (block.depth if along_k else block.rows) * matrix.element.itemsize
     read = matrix.numel * matrix.element.itemsize * (1 + SECTOR / (2 * wide))
-    shared, single = _shared(desc, block, along_k), is_elementwise(matrix)
-    resident = RESIDENT_SINGLE.get(shared, RESIDENT) if single else RESIDENT
+    resident, each = RESIDENT, ELEMENTS_US
+    if is_elementwise(matrix):
+        shared, loaded = _shared(desc, block, along_k), max(elements_per_load(matrix), 1)
+        resident = RESIDENT_WORDS if loaded > 1 else RESIDENT_SINGLE.get(shared, RESIDENT)
+        each = (SINGLE_US + VECTOR_US / shared) / loaded
     waiting = -(-programs // (sms * resident)) * steps * STEP_US
-    each = (SINGLE_US + VECTOR_US / shared) / max(elements_per_load(matrix), 1) if single else ELEMENTS_US
     computed = -(-programs // sms) * steps * block.rows * block.depth * each / 1000
     summing = SUMMING_US + split_k.sum_us(desc, block.pieces, target) if block.pieces > 1 else 0.0
     return FIXED_US + combined(read / BYTES_PER_US, waiting, computed, power=LIMITS_POWER) + summing
