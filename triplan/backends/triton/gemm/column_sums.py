@@ -25,7 +25,7 @@ BLOCKS_OF_ONE = 2
 #: Programs that the first launch aims at: four per multiprocessor of an H200. One number for all targets, because the
 #: number of chunks enters the tolerance.
 PROGRAMS = 528
-#: Microseconds, on an H200, that the sums wait for the products, and the next launch for the sums.
+#: Microseconds that the sums wait for products of several rounds. Untuned.
 GAPS_US = 2.0
 
 
