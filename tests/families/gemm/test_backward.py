@@ -54,6 +54,22 @@ def test_every_layout_and_subset_interpreted(element: str) -> None:
     assert sum(check(required(d, BACKWARD_INTERPRETED[i % 2], INTERPRETER), i) for i, d in problems) > 0
 
 
+#: Rows and columns of dc, and launches that sum the columns. A block has more rows where columns are few.
+SUMS = [((1, 300), 1), ((8, 700), 1), ((256, 1), 1), ((500, 3), 1), ((600, 3), 2), ((300, 40), 2), ((1100, 40), 2)]
+
+
+@pytest.mark.interpret
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize(("extents", "launches"), SUMS, ids=str)
+def test_sums_of_columns_interpreted(extents: tuple[int, int], launches: int, element: str) -> None:
+    m, n = extents
+    desc = tp.GemmBackwardDescriptor(m=m, n=n, k=1, element=element, wants_da=False, wants_db=False, wants_dbias=True)
+    plan = required(desc, "separate", INTERPRETER)
+    assert [x.kernel.__name__ for x in plan.launches] == ["column_sums_kernel"] * launches
+    assert check(plan, 0)
+
+
 @compiles
 def test_the_machine_code_of_both_products_in_one_launch() -> None:
     plan = required(backward(2048, 2048, 2048, "bf16", (1, 1, 1)), "wgmma", H200)

@@ -12,6 +12,7 @@ from cases import H200
 
 import triplan as tp
 from bench.gemm.cases import DTYPES, args_of, cases, descriptor_of, make
+from triplan.backends.triton.gemm.tile_costs import cheapest_tile
 
 FILES = sorted((Path(__file__).parents[3] / "bench" / "results").glob("gemm-*-sweep.json"))
 #: What a choice of kernel and configuration may cost beside the best one, as clocks drift by a few per cent in a run;
@@ -58,6 +59,13 @@ def test_small_products_and_large_ones_were_measured() -> None:
     assert len(PROBLEMS) >= 7
     rows = [row for _, _, times in PROBLEMS.values() for row in times]
     assert all(rows.count(row) >= 5 for row in ("tiles", "wgmma"))
+
+
+def test_short_sums_into_words_of_c_take_small_tiles() -> None:
+    """No other program hides the epilogue of a large one."""
+    wide = tp.GemmDescriptor(m=283, n=1478622, k=32, element="f16", layouts={"b": tp.Layout.strided(unit_axis=0)})
+    assert cheapest_tile(wide, H200).warps == 4
+    assert cheapest_tile(wide.replace(n=1478624), H200).warps == 8
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

@@ -62,6 +62,20 @@ def test_pieces_of_k_fill_whole_waves(m: int, n: int, k: int) -> None:
     assert (split.tile.n == 64) == (n == 33)
 
 
+def test_few_columns_of_turned_rows_have_a_narrow_tile() -> None:
+    """Rows of A would take too many registers in it."""
+    desc = tp.GemmDescriptor(m=32767, n=21, k=2946, element="f32", layouts={"a": LOOSE_COLUMN})
+    assert fma.cheapest(desc, H200).tile.n == 32
+    assert {split.tile.n for split in fma.splits_of(desc.replace(n=33), H200)} == {64, 128}
+    assert 32 not in {split.tile.n for split in fma.splits_of(desc.replace(layouts={}), H200)}
+
+
+def test_rows_that_begin_anywhere_are_stored_by_adjacent_threads() -> None:
+    for change, single in (({}, False), ({"n": 4095}, True), ({"n": 4095, "layouts": {"c": COLUMN}}, False)):
+        (launch,) = fma.launches(SQUARE.replace(**change), Split(fma.TILES[2], 1))
+        assert launch.constexprs["C_SINGLE"] is single
+
+
 def problems(m: int, n: int, k: int) -> Iterator[tp.Descriptor]:
     yield from grid("f32", m, n, k)
     yield from batched_grid("f32", 3, m, n, k)

@@ -74,6 +74,14 @@ def test_pieces_hold_all_of_k_once_and_none_is_empty(pieces: int, k: int) -> Non
     assert (count - 1) * depth < max(k, 1) <= count * depth
 
 
+def test_blocks_share_elements_of_the_vector_and_have_no_row_too_many() -> None:
+    odd = tp.GemmDescriptor(m=1, n=9763, k=16383, element="bf16")
+    assert gemv.cheapest_block(odd, H200).rows == 512
+    few = odd.replace(n=3)
+    assert {block.rows for block in gemv.blocks_of(few)} == {4}
+    assert gemv.cheapest_block(few, H200).depth == 1024
+
+
 def test_what_is_chosen() -> None:
     """Blocks are wide along the unit-stride axis, k is cut where rows are few, and no block is wasted on one row."""
     row = tp.GemmDescriptor(m=4, n=1, k=50000, element="f16")

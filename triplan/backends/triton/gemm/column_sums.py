@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
-from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
+from triplan.backends.triton.common.card import BYTES_PER_US, OVERLAPPED_LAUNCH_US
 from triplan.backends.triton.common.offsets import TL
 from triplan.backends.triton.gemm import column_sums_kernels as kernels
 from triplan.backends.triton.gemm.arguments import extent, matrix_strides, pointer, vector_stride
@@ -13,32 +13,41 @@ from triplan.backends.triton.gemm.matrices import is_elementwise
 from triplan.descriptors import GemmBackwardDescriptor
 from triplan.sku import ElementKind
 
-#: Rows that a program accumulates at a time; half of them in f64.
-BLOCK_ROWS = 64
-#: Columns per program.
-BLOCK_COLUMNS = 128
-#: Columns per program where dc is read element by element: each then has an address of its own, of two registers.
-BLOCK_COLUMNS_ELEMENTWISE = 32
+#: Elements that a program accumulates at a time, and where dc is read element by element: each then has an address of
+#: its own, of two registers. Half of them in f64.
+BLOCK_ELEMENTS, BLOCK_ELEMENTS_ELEMENTWISE = 8192, 2048
+#: Rows of a block of many rows and columns; the most where there are few columns, because they enter the tolerance.
+BLOCK_ROWS, MOST_BLOCK_ROWS = 64, 256
+#: Most columns of a block: of few rows, wider ones would leave multiprocessors idle.
+MOST_BLOCK_COLUMNS = 256
+#: Blocks of rows up to which one program sums them all: a second launch takes longer. Untuned.
+BLOCKS_OF_ONE = 2
 #: Programs that the first launch aims at: four per multiprocessor of an H200. One number for all targets, because the
 #: number of chunks enters the tolerance.
 PROGRAMS = 528
-#: Microseconds, on an H200, that the sums wait for the products, and the next launch for the sums.
-GAPS_US = 4.0
+#: Microseconds that the sums wait for products of several rounds. Untuned.
+GAPS_US = 2.0
 
 
-def _block_columns(desc: GemmBackwardDescriptor) -> int:
-    return BLOCK_COLUMNS_ELEMENTWISE if is_elementwise(desc.operand("dc")) else BLOCK_COLUMNS
+def _power(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
 
 
-def _block_rows(desc: GemmBackwardDescriptor) -> int:
-    return BLOCK_ROWS // 2 if desc.element is ElementKind.F64 else BLOCK_ROWS
+def _block(desc: GemmBackwardDescriptor, rows: int) -> tuple[int, int]:
+    """Rows and columns that a program accumulates at a time, of ``rows``: as many elements where either is short."""
+    elements = BLOCK_ELEMENTS_ELEMENTWISE if is_elementwise(desc.operand("dc")) else BLOCK_ELEMENTS
+    if desc.element is ElementKind.F64:
+        elements //= 2
+    most = BLOCK_ROWS // 2 if desc.element is ElementKind.F64 else BLOCK_ROWS
+    height = min(max(most, elements // _power(desc.n)), MOST_BLOCK_ROWS, _power(rows))
+    return height, min(elements // height, MOST_BLOCK_COLUMNS, _power(desc.n))
 
 
 def _chunks(desc: GemmBackwardDescriptor) -> tuple[int, int]:
     """The number of chunks that dc's rows are cut into, and the rows of each: a multiple of its block's."""
-    rows = _block_rows(desc)
-    blocks = max(-(-desc.n // _block_columns(desc)), 1)
-    chunks = max(min(-(-desc.m // rows), -(-PROGRAMS // blocks)), 1)
+    rows, columns = _block(desc, desc.m)
+    blocks = max(-(-desc.n // columns), 1)
+    chunks = max(min(-(-desc.m // rows), -(-PROGRAMS // blocks)), 1) if desc.m > BLOCKS_OF_ONE * rows else 1
     each = -(-desc.m // (chunks * rows)) * rows
     return max(-(-desc.m // max(each, 1)), 1), each
 
@@ -51,8 +60,9 @@ def workspace(desc: GemmBackwardDescriptor) -> int:
 
 def roundings(desc: GemmBackwardDescriptor) -> int:
     """The most additions that an element of dc passes through."""
-    (chunks, each), rows = _chunks(desc), _block_rows(desc)
-    return -(-each // rows) + -(-chunks // rows) + 2 * rows
+    chunks, each = _chunks(desc)
+    (rows, _), (again, _) = _block(desc, desc.m), _block(desc, chunks)
+    return -(-each // rows) + -(-chunks // again) + rows + again
 
 
 def launches(desc: GemmBackwardDescriptor) -> list[Launch]:
@@ -97,7 +107,8 @@ def _launch(
     args: Mapping[str, Arg],
     constexprs: Mapping[str, int],
 ) -> Launch:
-    blocks = -(-desc.n // _block_columns(desc))
+    height, columns = _block(desc, rows)
+    blocks = -(-desc.n // columns)
     return Launch(
         kernels.column_sums_kernel,
         chunks * blocks,
@@ -108,7 +119,8 @@ def _launch(
             "blocks": Int(blocks),
             **args,
         },
-        {**constexprs, "ROWS": _block_rows(desc), "BLOCK": _block_columns(desc), "ACC": TL[desc.element.compute]},
+        {**constexprs, "ROWS": height, "BLOCK": columns, "ACC": TL[desc.element.compute]},
+        overlaps=True,
     )
 
 
@@ -118,4 +130,4 @@ def cost_us(desc: GemmBackwardDescriptor) -> float:
         return 0.0
     nbytes = desc.m * desc.n * desc.element.itemsize + 2 * workspace(desc)
     count = 2 if _chunks(desc)[0] > 1 else 1
-    return LAUNCH_US * count + GAPS_US + nbytes / BYTES_PER_US
+    return OVERLAPPED_LAUNCH_US * count + GAPS_US + nbytes / BYTES_PER_US

@@ -6,6 +6,7 @@
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
+from triplan.backends.triton.common.overlap import begin
 
 
 @jit
@@ -23,6 +24,7 @@ def column_sums_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     ACC: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """out[i, j] = the sum of x[r, j] over the chunk i * each <= r < (i + 1) * each of rows.
 
@@ -30,6 +32,7 @@ def column_sums_kernel(
     chunk has ``blocks`` programs, of BLOCK columns each. A program keeps ROWS sums per column, each of every ROWS-th
     row, and reduces them at the end.
     """
+    begin(OVERLAPS)
     program = tl.program_id(0)
     chunk = (program // blocks).to(tl.int64)
     column = (program % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

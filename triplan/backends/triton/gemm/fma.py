@@ -35,13 +35,16 @@ from triplan.sku import ArchSku, MathPrecision, Support, Target
 from triplan.sku.facts import fact
 
 #: Tiles of 8 rows by 16 columns for each thread, or of 16 by 8 for few columns. 255 registers a thread leave a
-#: multiprocessor 8 warps.
+#: multiprocessor 8 warps. The last is for at most 32 columns: rows of A would take more registers than there are.
 TILES = (
     Tile(128, 256, 16, 8, 3),
     Tile(128, 128, 16, 4, 3),
     Tile(64, 128, 16, 2, 3),
     Tile(128, 64, 16, 2, 3),
+    Tile(256, 32, 16, 2, 3),
 )
+#: Columns of the narrowest tile.
+LEAST_N = 32
 #: Columns of C for a warp at most.
 WARP_N = 128
 #: Warps that a multiprocessor holds.
@@ -82,6 +85,12 @@ def _factors(desc: MatrixProductDescriptor) -> tuple[Operand, Operand]:
 def _vector(o: Operand) -> int:
     """Elements of a load."""
     return 1 if is_elementwise(o) else vector_elements(o.element.itemsize)
+
+
+def _stores_singly(desc: MatrixProductDescriptor) -> bool:
+    """Whether elements of C, or of partial sums, are stored one by one: their rows begin anywhere."""
+    c = desc.operand("c")
+    return is_row_major(c) and is_elementwise(c)
 
 
 def _is_summed(desc: MatrixProductDescriptor, split: Split) -> bool:
@@ -130,6 +139,7 @@ def _on_lines(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
             "A_VECTOR": _vector(desc.operand("a")),
             "B_VECTOR": _vector(desc.operand("b")),
             "A_ROWS": is_row_major(desc.operand("a")),
+            "C_SINGLE": tile.n >= WARP_N and _stores_singly(result),
             "ACTIVATION": ACTIVATIONS[result.activation],
         },
         num_warps=tile.warps,
@@ -174,8 +184,10 @@ def _pieces(desc: MatrixProductDescriptor, tile: Tile, target: Target) -> list[i
 def splits_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Split, ...]:
     """Every tile with every number of pieces that suits it."""
     # The addresses and masks of single elements spill in the widest tile.
-    single = any(_vector(o) == 1 for o in _factors(desc))
-    tiles = [t for t in TILES if not single or t.warps < RESIDENT_WARPS]
+    a, b = _factors(desc)
+    single = _vector(a) == 1 or _vector(b) == 1
+    tall = desc.n <= LEAST_N and unit_axis(a) == 0
+    tiles = [t for t in TILES if (not single or t.warps < RESIDENT_WARPS) and (tall or t.n > LEAST_N)]
     return tuple(Split(t, p) for t in tiles for p in _pieces(desc, t, target))
 
 
@@ -228,7 +240,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="fma",
-        version=2,
+        version=3,
         elements=("f32",),
         archs=(ArchSku.SM90A,),
         features=("gluon",),

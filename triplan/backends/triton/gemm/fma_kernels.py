@@ -89,6 +89,7 @@ def fma_kernel(
     A_ROWS: gl.constexpr,
     A_VECTOR: gl.constexpr,
     B_VECTOR: gl.constexpr,
+    C_SINGLE: gl.constexpr,
     ACTIVATION: gl.constexpr,
     ACC: gl.constexpr,
     OVERLAPS: gl.constexpr,
@@ -96,9 +97,9 @@ def fma_kernel(
     """c = act(alpha * a @ b + beta * c0 + bias), one tile (BLOCK_M, BLOCK_N) per program.
 
     The operands are those of ``tiles_kernel``; A is row-major (A_ROWS) or column-major, B row-major, read in vectors of
-    A_VECTOR and B_VECTOR elements. With ``depth`` (else None) k is cut into pieces of that extent, and c (pieces,
-    products, m, n) is packed, ``c_batch`` elements from one matrix to the next: partial sums. ``products`` is None
-    without a batch.
+    A_VECTOR and B_VECTOR elements; C_SINGLE: rows of c begin at any element. With ``depth`` (else None) k is cut into
+    pieces of that extent, and c (pieces, products, m, n) is packed, ``c_batch`` elements from one matrix to the next:
+    partial sums. ``products`` is None without a batch.
 
     A thread accumulates as many elements as registers hold, 8 rows by 16 columns or 16 by 8: for 128 FMAs, 24 elements
     come from shared memory, which passes 32 a clock to all warps of a multiprocessor.
@@ -107,8 +108,10 @@ def fma_kernel(
         next_may_begin()
         previous_wait()
     WARPS: gl.constexpr = WARPS_M * WARPS_N
-    # Four threads down and eight across: the eight that are served at a time read one row of A, and 128 bytes of B.
-    layout: gl.constexpr = gl.BlockedLayout([4, 4], [4, 8], [WARPS_M, WARPS_N], [1, 0])
+    # Four threads down and eight across: the eight that are served at a time read one row of A, and 128 bytes of B. Of
+    # 32 columns, eight down and four across, which read two rows of A and 64 bytes of B.
+    across: gl.constexpr = 8 if BLOCK_N >= 64 else 4
+    layout: gl.constexpr = gl.BlockedLayout([4, 4], [32 // across, across], [WARPS_M, WARPS_N], [1, 0])
     # Rows of A pass through registers into columns. Each thread has 4 of 16 elements of a row; where registers are few
     # (elements are loaded one by one, or a warp has 64 rows), more of one row, which has one address.
     if A_ROWS and A_VECTOR * B_VECTOR == 16 and BLOCK_M == 32 * WARPS_M:
@@ -188,8 +191,14 @@ def fma_kernel(
         free = slot
         slot = gl.where(slot + 1 == STAGES, 0, slot + 1)
     copies_wait(0)
-    row = top + gl.arange(0, BLOCK_M, gl.SliceLayout(1, layout))
-    column = side + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
+    if C_SINGLE:
+        # Elements are stored one by one: those that a warp stores at a time are adjacent.
+        stored: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [WARPS_M, WARPS_N], [1, 0])
+        acc = gl.convert_layout(acc, stored)
+    else:
+        stored: gl.constexpr = layout
+    row = top + gl.arange(0, BLOCK_M, gl.SliceLayout(1, stored))
+    column = side + gl.arange(0, BLOCK_N, gl.SliceLayout(0, stored))
     epilogue(
         acc, row, column, c, c0, bias, alpha, beta, m, n, cm, cn, c0m, c0n, bias_n, pre, prem, pren, ACTIVATION, ACC
     )

@@ -19,7 +19,7 @@ from triplan.backends.triton.gemm import gemv_kernels as kernels, split_k
 from triplan.backends.triton.gemm.arguments import epilogue_arguments, extent, matrix_strides, pointer
 from triplan.backends.triton.gemm.entries import ELEMENTS, for_products
 from triplan.backends.triton.gemm.guarantees import guarantee
-from triplan.backends.triton.gemm.matrices import is_elementwise, layout, unit_axis
+from triplan.backends.triton.gemm.matrices import elements_per_load, is_elementwise, layout, unit_axis
 from triplan.backends.triton.gemm.tile_costs import combined
 from triplan.descriptors import Operand
 from triplan.descriptors.gemm import MatrixProductDescriptor
@@ -32,15 +32,25 @@ BLOCK_ELEMENTS = {2: 8192, 4: 4096, 8: 2048}
 BLOCK_ELEMENTS_ELEMENTWISE = {2: 4096, 4: 4096, 8: 2048}
 #: Columns of a block where k is the matrix's unit-stride axis.
 DEPTHS = (32, 128, 512, 2048, 8192)
-#: Rows of a block where its rows lie along the unit-stride axis.
+#: Rows of a block where its rows lie along the unit-stride axis; fewer of few rows.
 WIDTHS = (32, 128, 512)
 #: By how much a block may be smaller, for small products: fewer elements are waited for.
 SMALLER = (1, 8)
-#: Programs that a multiprocessor holds at a time, by their registers.
-RESIDENT = 3
-#: Microseconds of a kernel besides its steps, of a step whose operands come from memory, and of 1000 elements of a
-#: block in one multiprocessor. Untuned.
-FIXED_US, STEP_US, ELEMENTS_US = 1.0, 0.8, 0.02
+#: Programs that a multiprocessor holds at a time, by their registers; and where each element has an address of its own,
+#: by how many of a thread share an element of the vector. Words of two elements have fewer addresses.
+RESIDENT, RESIDENT_SINGLE, RESIDENT_WORDS = 3, {1: 2, 2: 4, 4: 4, 8: 4}, 4
+#: Microseconds of a kernel besides its steps. From products of one step in ``bench/results/anywhere-gemm-*``.
+FIXED_US = 0.6
+#: Microseconds of a step whose operands come from memory, and of 1000 elements of a block in one multiprocessor.
+#: Untuned.
+STEP_US, ELEMENTS_US = 0.8, 0.02
+#: Microseconds of 1000 loads in one multiprocessor where each has an address of its own, and of 1000 elements of the
+#: vector. From the instructions of their loops, of 16 and 32 bits.
+SINGLE_US, VECTOR_US = 0.03, 0.055
+#: Elements of the matrix that share one of the vector in blocks of few rows, where threads load it for each other.
+SHARED_BY_FEW_ROWS = 3
+#: Threads of a program.
+THREADS = 128
 LIMITS_POWER = 2.4
 #: Microseconds that a second launch takes longer here than in ``split_k``, whose first launch hides it. From a batch of
 #: 37 matrices of 639 by 473 elements of f32 on an H100.
@@ -84,9 +94,10 @@ def blocks_of(desc: MatrixProductDescriptor) -> list[Block]:
     """Every block that suits the matrix's layout, with every number of pieces that k is long enough for."""
     o, along_k = matrix_of(desc)
     most = (BLOCK_ELEMENTS_ELEMENTWISE if is_elementwise(o) else BLOCK_ELEMENTS)[o.element.itemsize]
+    widths = DEPTHS if along_k else [min(w, 1 << (rows_of(desc) - 1).bit_length()) for w in WIDTHS]
     shapes = []
     for elements in (most // s for s in SMALLER):
-        for wide in (min(w, elements) for w in (DEPTHS if along_k else WIDTHS)):
+        for wide in (min(w, elements) for w in widths):
             shapes.append((elements // wide, wide) if along_k else (wide, elements // wide))
     pieces = (1, *split_k.PIECES)
     return [Block(*shape, p) for shape in dict.fromkeys(shapes) for p in pieces if p == 1 or shape[1] * p <= desc.k]
@@ -94,6 +105,13 @@ def blocks_of(desc: MatrixProductDescriptor) -> list[Block]:
 
 def _programs(desc: MatrixProductDescriptor, block: Block) -> int:
     return math.prod(desc.lead) * -(-rows_of(desc) // block.rows) * block.count(desc.k)
+
+
+def _shared(desc: MatrixProductDescriptor, block: Block, along_k: bool) -> int:
+    """Elements of the matrix in one thread that are multiplied by the same element of the vector."""
+    if along_k:
+        return max(min(block.rows, rows_of(desc)) * min(block.depth, THREADS) // THREADS, 1)
+    return block.rows // THREADS or SHARED_BY_FEW_ROWS
 
 
 def block_us(desc: MatrixProductDescriptor, block: Block, target: Target) -> float:
@@ -104,8 +122,13 @@ def block_us(desc: MatrixProductDescriptor, block: Block, target: Target) -> flo
     # Blocks begin and end within sectors, which another block may have brought into the L2 cache.
     wide = (block.depth if along_k else block.rows) * matrix.element.itemsize
     read = matrix.numel * matrix.element.itemsize * (1 + SECTOR / (2 * wide))
-    waiting = -(-programs // (sms * RESIDENT)) * steps * STEP_US
-    computed = -(-programs // sms) * steps * block.rows * block.depth * ELEMENTS_US / 1000
+    resident, each = RESIDENT, ELEMENTS_US
+    if is_elementwise(matrix):
+        shared, loaded = _shared(desc, block, along_k), max(elements_per_load(matrix), 1)
+        resident = RESIDENT_WORDS if loaded > 1 else RESIDENT_SINGLE.get(shared, RESIDENT)
+        each = (SINGLE_US + VECTOR_US / shared) / loaded
+    waiting = -(-programs // (sms * resident)) * steps * STEP_US
+    computed = -(-programs // sms) * steps * block.rows * block.depth * each / 1000
     summing = SUMMING_US + split_k.sum_us(desc, block.pieces, target) if block.pieces > 1 else 0.0
     return FIXED_US + combined(read / BYTES_PER_US, waiting, computed, power=LIMITS_POWER) + summing
 
@@ -206,7 +229,7 @@ def launches(desc: MatrixProductDescriptor, block: Block) -> list[Launch]:
     partial(
         kernel,
         name="gemv",
-        version=2,
+        version=3,
         elements=ELEMENTS,
         supports=supports,
         rank=rank,

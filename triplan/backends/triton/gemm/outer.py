@@ -30,8 +30,8 @@ ELEMENTS_OF_SMALL_TILE, ELEMENTS_OF_LEAST_TILE = 1024, 256
 MOST_COLUMNS = 256
 #: Columns to which a tile is narrowed if more than one in so many of its columns does not exist: a warp of them.
 LEAST_COLUMNS, IDLE = 32, 8
-#: Microseconds of a kernel besides its programs.
-FIXED_US = 1.1
+#: Microseconds of a kernel besides its programs. From small results in ``bench/results/anywhere-gemm-*``.
+FIXED_US = 0.6
 #: Microseconds that one multiprocessor takes for an element of C, besides its bytes. Untuned.
 ELEMENT_US = 6e-5
 #: Elements that all multiprocessors write in a microsecond to a C without unit stride. From 6e6 and 2e7 elements on an

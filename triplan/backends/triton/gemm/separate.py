@@ -85,7 +85,7 @@ def guarantee(desc: GemmBackwardDescriptor) -> Mapping[str, PrecisionGuarantee]:
 @kernel(
     op=BACKWARD,
     name="separate",
-    version=3,
+    version=4,
     elements=ELEMENTS,
     supports=supports,
     rank=rank,

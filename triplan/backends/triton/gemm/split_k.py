@@ -219,7 +219,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="split_k",
-        version=2,
+        version=3,
         elements=ELEMENTS,
         supports=supports,
         rank=rank,

@@ -85,12 +85,20 @@ TF32_WITHOUT_WGMMA = 1.6
 #: an H100 and an H200.
 FEW_ACCUMULATORS, FEW_ACCUMULATORS_SLOWER = 8, 1.3
 BUSY_WARPS, LONE_SLOWER = 8, 1.25
+#: Factor on FMAs where A is row-major: its columns are read from shared memory with conflicts between banks. From both
+#: gradients of 3584 rows, n = 5120 and k = 177 on an H200.
+ROWS_SLOWER = 1.4
 #: Exponent p of the p-norm that combines the limits.
 LIMITS_POWER = 2.4
 #: Registers of a thread besides its accumulators. Those of f64 take two each; in FMAs of f32, operands take as many.
 OTHER_REGISTERS = 56
 #: The same where halves are loaded one by one: no copy of two bytes is asynchronous, so that a step waits in registers.
 OTHER_REGISTERS_SINGLE = 100
+#: The same where they are loaded as words, each of which has an address of its own.
+OTHER_REGISTERS_WORDS = 90
+#: Microseconds that a program of 8 warps takes longer for 1000 halves of C that vectors cannot write: nothing hides its
+#: epilogue. From gradients of 283 and 1025 rows and millions of columns, k of 32 and 46, on an H200.
+LATE_WORDS_US = 0.1
 #: Bytes of shared memory that CUDA reserves for each block.
 RESERVED_SHARED_BYTES = 1024
 
@@ -108,11 +116,20 @@ def _loads_single_halves(desc: MatrixProductDescriptor) -> bool:
     return desc.element.itemsize == 2 and any(is_elementwise(o) and elements_per_load(o) <= 1 for o in factors)
 
 
+@fact  # asked of each tile
+def _other_registers(desc: MatrixProductDescriptor) -> int:
+    """Registers of a thread besides its accumulators."""
+    if _loads_single_halves(desc):
+        return OTHER_REGISTERS_SINGLE
+    words = desc.element.itemsize == 2 and any(is_elementwise(desc.operand(name)) for name in "ab")
+    return OTHER_REGISTERS_WORDS if words else OTHER_REGISTERS
+
+
 def resident_programs(desc: MatrixProductDescriptor, tile: Tile, target: Target) -> int:
     """Programs that one multiprocessor holds at a time."""
     by_memory = target.shared_memory // (tile.shared_bytes(desc.element.itemsize) + RESERVED_SHARED_BYTES)
     held = tile.accumulators * (2 if desc.multiplicands in (MathPrecision.F32, MathPrecision.F64) else 1)
-    held += OTHER_REGISTERS_SINGLE if _loads_single_halves(desc) else OTHER_REGISTERS
+    held += _other_registers(desc)
     by_registers = SM_REGISTERS // (32 * tile.warps * held)
     return max(1, min(by_memory, by_registers))
 
@@ -156,6 +173,8 @@ def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: i
         computed *= TF32_WITHOUT_WGMMA
     if fmas and tile.accumulators <= FEW_ACCUMULATORS:
         computed *= FEW_ACCUMULATORS_SLOWER
+    if fmas and not is_turned(desc.operand("a")):
+        computed *= ROWS_SLOWER
     if fmas or desc.multiplicands is MathPrecision.TF32X3:
         computed *= LONE_SLOWER if min(-(-programs // sms), resident) * tile.warps < BUSY_WARPS else 1.0
     a, b = desc.operand("a"), desc.operand("b")
@@ -179,6 +198,8 @@ def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: i
 
     between = BETWEEN_PROGRAMS_SINGLE_US if _loads_single_halves(desc) else BETWEEN_PROGRAMS_US
     between *= (waves - 1) / resident
+    if pieces == 1 and tile.warps == 8 and desc.out.itemsize == 2 and is_elementwise(c):
+        between += waves * tile.m * tile.n * LATE_WORDS_US / 1000
     return FIXED_US + between + combined(compute, waiting, memory, power=LIMITS_POWER)
 
 

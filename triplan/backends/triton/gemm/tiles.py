@@ -64,6 +64,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="tiles",
+        version=2,
         elements=ELEMENTS,
         supports=supports,
         rank=rank,
