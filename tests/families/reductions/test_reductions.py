@@ -328,6 +328,9 @@ ODD_LINES = (
         ("mean", "f64", 1025),
         ("vector_norm", "bf16", 17_001),
     ),
+    # Read at once, in whole vectors.
+    *(("amax", "bool", 293), ("argmin", "bf16", 511), ("argmax", "u8", 37), ("sum", "i8", 1001), ("prod", "u8", 301)),
+    *(("count_nonzero", "f16", 333), ("aminmax", "i16", 1999), ("any", "bool", 33), ("amin", "f16", 18)),
 )
 
 
@@ -352,6 +355,34 @@ def test_lines_that_begin_anywhere(op: str, element: str, n: int, where: str) ->
         plan.run(plan.args_type(x=x, **results), tp.Workspace.allocate(plan))
         found.append(results["out"])
     assert torch.equal(torch.cat(found), found[0][:1].expand(18))
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param("interpret", marks=pytest.mark.interpret), pytest.param("gpu", marks=pytest.mark.gpu)]
+)
+@pytest.mark.parametrize("gap", [1, 9, 16], ids="gap={}".format)
+def test_what_lies_beside_a_short_line_is_ignored(gap: int, where: str) -> None:
+    """Also where all of the line equals the identity, and of NaN beside it and within it."""
+    n = 31
+    layout = tp.Layout.strided(unit_axis=1, alignment=2, stride_multiple=8 if (n + gap) % 8 == 0 else 1)
+    x = torch.full((5, n + gap), -math.inf, dtype=torch.bfloat16)
+    x[:, :n] = drawn(5, n)
+    x[1, :n], x[2, n:], x[3, 7], x[3, 20], x[4, n - 1] = math.inf, math.nan, math.nan, -math.inf, -math.inf
+    for alignment in (2, 16) if (n + gap) % 8 == 0 else (2,):
+        desc = tp.ExtremumDescriptor(
+            op="min",
+            element="bf16",
+            input_shape=(5, n),
+            reduce_axes=(1,),
+            layouts={"x": layout.model_copy(update={"alignment": alignment})},
+        )
+        plan = tp.plan(desc, target=target(where))
+        device = plan.target.device_type
+        values, indices = torch.empty(5, dtype=x.dtype, device=device), torch.empty(5, dtype=torch.int64, device=device)
+        plan.run(tp.ExtremumArgs(x.to(device)[:, :n], values, indices), tp.Workspace.allocate(plan))
+        expected = torch.min(x[:, :n], 1)
+        assert torch.equal(indices.cpu(), expected.indices)
+        torch.testing.assert_close(values.cpu(), expected.values, equal_nan=True)
 
 
 @pytest.mark.parametrize(

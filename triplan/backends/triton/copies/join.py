@@ -19,7 +19,6 @@ from triplan.backends.triton.copies.rows import THREADS, elements
 from triplan.descriptors import JoinDescriptor, Operand
 from triplan.sku import PrecisionGuarantee, Support, Target
 
-
 #: Columns of a tile whose columns may come from several inputs, at most: each thread has one then, if a program has 128
 #: threads. Untuned.
 COLUMNS = 128

@@ -46,6 +46,9 @@ CHUNK_TILES, MOST_CHUNKS = 8, 4096
 #: more would exchange accumulators for each line. With 32, registers leave room for 18 warps on a multiprocessor.
 #: Untuned.
 ODD_HELD, ODD_WARPS = 16, 2
+#: Elements of a thread, and a line's bytes at least, where lines of any order are read at once in whole vectors (see
+#: Plan.once); bytes per load up to which they are not read element by element. Untuned.
+ONCE_HELD, ONCE_BYTES, ONCE_BELOW = 16, 32, 8
 #: Width in bytes of a tile across lines, where x is contiguous across them: if they begin at multiples of 16 bytes, and
 #: if they do not. The best on an H200 of 256 to 4096, for 8192 x 8192 and about 16384 x 16384.
 ACROSS_BYTES, ODD_ACROSS_BYTES = 256, 1024
@@ -102,6 +105,8 @@ class Plan:
         lanes, n: number of results, and elements of a line.
         unit: whether the elements of a line are contiguous, and threads share it.
         own: whether they are contiguous, and each thread reads lines of its own.
+        once: whether lines are short, odd and of few bytes an element, and the order of their elements does not matter:
+            all are read at once, in vectors of which some elements may lie beside the line.
         rowed: whether lines consist of contiguous rows, each of which is read as lines are that begin between vectors.
         flat: where ``across`` is short, elements of a vector along it, and lines of several of its points are reduced
             side by side; otherwise 0.
@@ -143,6 +148,7 @@ class Plan:
         self.unit = contiguous and not self.own
         self.flat = self._flat()
         self.rowed = self._rowed()
+        self.once = self._once()
         self.tile = self._tile()
         self.chunk, self.chunks = self._chunks()
 
@@ -178,6 +184,17 @@ class Plan:
         long, many = self.reduced[-1].size >= 32 * WARPS * vector, self.lanes * math.prod(outer) >= RESIDENT
         return long and many and self._vectors(vector)[self._lead] < vector
 
+    def _once(self) -> bool:
+        item, n = self.x.element.itemsize, self.n
+        exact = self.kind.accumulates in EXTREMA or not self.compute.is_floating_point
+        narrow = min(self._aligned(), power_of_two_in(n) * item) < ONCE_BELOW
+        plain = self.tree is None and self.unit and exact and narrow and item <= 2 and n * item >= ONCE_BYTES
+        return plain and self._once_block() <= 32 * WARPS * ONCE_HELD
+
+    def _once_block(self) -> int:
+        """Elements of a line, and those before it in its first vector."""
+        return ceil_power(self.n + (0 if self._aligned() >= 16 else 16 // self.x.element.itemsize - 1))
+
     def _distance(self, o: Operand) -> int:
         """A divisor of the distance between contiguous lines of ``o``, in elements. Of all axes there is one line."""
         if not self.desc.kept_axes:
@@ -199,6 +216,11 @@ class Plan:
                 return Tile(rows, block, min(max(rows // (32 * vector), 1), WARPS))
         if self.own:
             return Tile(32 * WARPS, ceil_power(n), WARPS)
+        if self.once:
+            block = self._once_block()
+            # (Of two vectors a lane, one warp has a line: two would exchange accumulators.)
+            alone = block == 2 * 32 * 16 // item
+            return Tile(1, block, 1) if alone else Tile(max(32 * WARPS * ONCE_HELD // block, 1), block, WARPS)
         if odd and self.unit and n <= whole:
             size = 32 * self._held(ODD_HELD, wide)
             block = min(ceil_power(n), ODD_WARPS * size)
@@ -304,7 +326,7 @@ class Plan:
         limit, sums of many odd rows or columns take longer.
         """
         spilled = self.kind.accumulates in POSITIONS and self.compute is ElementKind.I64
-        narrow = self._aligned() < 16 and self._shift(self.tile) == 1
+        narrow = self._aligned() < 16 and self._shift(self.tile) == 1 and not self.once
         extremum = self.kind.accumulates in EXTREMA and self.tile.warps >= WARPS
         few = self.groups() * self.chunks <= RESIDENT
         return MAX_THREAD_REGISTERS if spilled or (narrow and (extremum or few)) else None
@@ -367,6 +389,7 @@ class Plan:
             "FLAT": self.flat,
             "VECTOR": self._vectors(tile.block)[self._lead],
             "SHIFT": self._shift(tile),
+            "ONCE": self.once,
             "ALIGNED": self.x.alignment >= 16,
             "AHEAD": self._ahead(tile),
             "FUNCTION": None if self.tree is None else expressions.fused(self.tree, False),
@@ -393,10 +416,13 @@ class Plan:
         return tuple(vector(o, [d.reads[i] for d in self.reduced]) for i, o in enumerate(self.reads))
 
     def _shift(self, tile: Tile) -> int:
-        """Elements of a vector, if lines of several blocks (so that a tile has one line) may begin at any; else 1."""
+        """Elements of a vector, if lines of several blocks (so that a tile has one line), or lines that are read at
+        once, may begin at any; else 1."""
         vector = 16 // self.x.element.itemsize
         if self.rowed:
             return vector
+        if self.once:
+            return 1 if self._aligned() >= 16 else vector
         apart = (self.x.alignment, *(distance(self.x, d.reads[self._lead]) for d in self.kept))
         aligned = all(nbytes % 16 == 0 for nbytes in apart)
         worth = vector > (1 if self.x.alignment >= 16 else 2)  # (of 8 bytes, loads of one element are wide enough)

@@ -216,22 +216,20 @@ def _times(a, b):
 
 @jit
 def extremum_of(a, LARGEST: tl.constexpr):
-    """(extremum of each row, whether it holds a NaN)."""
+    """The extremum of each row: NaN if it holds one."""
     if a.dtype.is_floating():
         top = tl.reduce(a, 1, larger if LARGEST else smaller)
-        odd = top != top
-        top = tl.where(odd, float("nan"), top + 0.0)  # + 0.0: -0 becomes 0, else the order of zeros would matter
+        top = tl.where(top != top, float("nan"), top + 0.0)  # + 0.0: -0 becomes 0, or the order of zeros would matter
     else:
         top = tl.max(a, 1) if LARGEST else tl.min(a, 1)
-        odd = top != top
-    return top, odd
+    return top
 
 
 @jit
-def position_of(a, b, top, odd):
-    """The smallest position ``b``, of i32 or i64, at which a equals ``top``, or at which it is NaN if ``odd``."""
-    LAST: tl.constexpr = 0x7FFFFFFF if b.dtype == tl.int32 else 0x7FFFFFFFFFFFFFFF
-    is_it = tl.where(odd[:, None], a != a, a == top[:, None])
+def position_of(a, b, top):
+    """The smallest position ``b``, of 32 or 64 bits, at which a equals ``top``, or at which it is NaN if ``top`` is."""
+    LAST: tl.constexpr = 0x7FFFFFFF if b.dtype.primitive_bitwidth == 32 else 0x7FFFFFFFFFFFFFFF
+    is_it = (a == top[:, None]) | (a != a)  # without a NaN in the row, the second is false; with one, the first
     return tl.min(tl.where(is_it, b, LAST), 1)
 
 
@@ -248,13 +246,14 @@ def folded(a, b, count, n, KIND: tl.constexpr):
         a = tl.reduce(a, 1, _times)
         b = a
     elif KIND == MAX or KIND == MIN:
-        a, b = extremum_of(a, KIND == MAX)
+        a = extremum_of(a, KIND == MAX)
+        b = a
     elif KIND == ENDS:
-        a, _ = extremum_of(a, False)
-        b, _ = extremum_of(b, True)
+        a = extremum_of(a, False)
+        b = extremum_of(b, True)
     elif KIND == ARGMAX or KIND == ARGMIN:
-        top, odd = extremum_of(a, KIND == ARGMAX)
-        b = position_of(a, b, top, odd)
+        top = extremum_of(a, KIND == ARGMAX)
+        b = position_of(a, b, top)
         a = top
     elif KIND == MOMENTS:
         mean = tl.sum(a * (count / n), 1)  # not sum / n: the sum of all elements may overflow
@@ -262,7 +261,7 @@ def folded(a, b, count, n, KIND: tl.constexpr):
         b = tl.sum(b, 1) + tl.sum(count * apart * apart, 1)
         a = mean
     elif KIND == EXPONENTIALS:
-        top, _ = extremum_of(a, True)
+        top = extremum_of(a, True)
         shift = shift_of(top)
         b = tl.sum(b * tl.exp(a - shift[:, None]), 1)
         a = top
