@@ -95,6 +95,18 @@ def test_which_word_an_element_gets(kernel: str, where: str) -> None:
     assert whole.tolist() == [n - 7 for n in pairs]
 
 
+@pytest.mark.parametrize("where", WHERE)
+def test_words_are_compared_with_a_probability_exactly(where: str) -> None:
+    """An element is 1 if its word is below p * 2**32, which the reference compares as a float."""
+    words = torch.stack(philox([torch.tensor([0, 1]), *[torch.zeros(2, dtype=torch.int64)] * 3], (1, 0)), 1).flatten()
+    desc = tp.RandomDescriptor(op="bernoulli_p", element="i8", out_shape=(8,))
+    plan = tp.plan(desc, target=target(where))
+    out = torch.empty(8, dtype=torch.int8, device=plan.target.device_type)
+    for least in (0, 1, *words.tolist(), *(words + 1).tolist(), 2**32 - 1, 2**32):
+        plan.run(plan.args_type(p=least / 2**32, seed=1, offset=0, first=0, out=out))
+        assert torch.equal(out.cpu() != 0, words < least)
+
+
 # --- shards ---
 
 
