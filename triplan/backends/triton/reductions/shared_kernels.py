@@ -234,10 +234,10 @@ def position_of(a, b, top):
 
 
 @jit
-def folded(a, b, count, n, KIND: tl.constexpr):
+def folded(a, b, count, share, KIND: tl.constexpr):
     """The accumulators [ROWS, BLOCK] of a tile merged into one for each row: (a, b) [ROWS].
 
-    MOMENTS: an accumulator has ``count`` elements, those of a row ``n`` together.
+    MOMENTS: an accumulator has ``count`` elements, which are the part ``share`` of those of a row.
     """
     if KIND == SUM:
         a = tl.sum(a, 1)
@@ -256,7 +256,7 @@ def folded(a, b, count, n, KIND: tl.constexpr):
         b = position_of(a, b, top)
         a = top
     elif KIND == MOMENTS:
-        mean = tl.sum(a * (count / n), 1)  # not sum / n: the sum of all elements may overflow
+        mean = tl.sum(a * share, 1)  # not sum / n: the sum of all elements may overflow
         apart = a - mean[:, None]
         b = tl.sum(b, 1) + tl.sum(count * apart * apart, 1)
         a = mean

@@ -265,8 +265,10 @@ def reduce_kernel(
             a, b = step_of(a, b, v, live, whole + 1, KIND, IDENTITY)
     if (KIND == ARGMAX or KIND == ARGMIN) and not ONCE:
         b = first + b.to(n.dtype) * BLOCK + col[None, :]
-    count = (whole + (col < length - whole * BLOCK).to(n.dtype)).to(COMPUTE)[None, :]
-    a, b = folded(a, b, count, length.to(COMPUTE), KIND)
+    # Two divisions for all accumulators, which have ``whole`` elements or one more.
+    has_more, fewer, more = (col < length - whole * BLOCK)[None, :], whole.to(COMPUTE), (whole + 1).to(COMPUTE)
+    share = tl.where(has_more, more / length.to(COMPUTE), fewer / length.to(COMPUTE))
+    a, b = folded(a, b, tl.where(has_more, more, fewer), share, KIND)
     if firsts is None:
         tl.store(out + out_at, finished(a, b, n.to(COMPUTE), correction, order, FINISH).to(RESULT), mask=inside)
         if second is not None:
