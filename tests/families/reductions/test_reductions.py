@@ -398,6 +398,35 @@ def test_lines_of_long_rows(op: str, element: str, n: int, where: str) -> None:
     assert check_plan(plan, runs=1).compared
 
 
+@pytest.mark.parametrize(
+    "where", [pytest.param("interpret", marks=pytest.mark.interpret), pytest.param("gpu", marks=pytest.mark.gpu)]
+)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_what_is_not_zero(axis: int, where: str) -> None:
+    """Any bit of a number counts but the sign of a zero, in any element."""
+    numbers: dict[str, list[float]] = {
+        **{e: [0, -0.0, math.nan, 6e-8, -1, math.inf] for e in ("f16", "bf16", "f32", "f64")},
+        **{e: [0, 1 << 8, -1 << 15] for e in ("i16", "i32")},
+        "i8": [0, -128, 1],
+        "u8": [0, 128, 255],
+        "i64": [0, 1 << 40],
+        "bool": [0, 1],
+    }
+    for element, listed in numbers.items():
+        dtype = tp.ElementKind(element).torch
+        line = torch.tensor(listed, dtype=torch.float64).to(dtype)
+        x = torch.cat([line.repeat(3, 1), line[:, None].expand(-1, len(line))])  # the last lines have one number
+        x = torch.cat([x, x.roll(1, 1)], 1).repeat(1, 5)
+        x = (x.t() if axis == 0 else x).contiguous()
+        for op in ("any", "all"):
+            desc = tp.ReduceDescriptor(op=op, element=element, input_shape=tuple(x.shape), reduce_axes=(axis,))
+            plan = tp.plan(desc, target=target(where))
+            device = plan.target.device_type
+            out = torch.empty(x.shape[1 - axis], dtype=torch.bool, device=device)
+            plan.run(tp.ReduceArgs(x.to(device), out), tp.Workspace.allocate(plan))
+            assert torch.equal(out.cpu(), getattr(torch, op)(x != 0, axis)), (op, element)
+
+
 def test_the_length_of_a_line_decides_its_bits() -> None:
     for n in (100, 10_000, 100_000):
         plans = [

@@ -18,7 +18,7 @@ SUM, PRODUCT, MAX, MIN, ARGMAX, ARGMIN, MOMENTS, EXPONENTIALS, ENDS = (tl.conste
 #: MAP: how an element is mapped before it is accumulated.
 PLAIN, NONZERO, ABSOLUTE, SQUARE, POWER = (tl.constexpr(i) for i in range(5))
 #: FINISH: how the accumulator becomes the result.
-KEEP, MEAN, VARIANCE, DEVIATION, ROOT, INVERSE_POWER, LOGARITHM, POSITION = (tl.constexpr(i) for i in range(8))
+KEEP, MEAN, VARIANCE, DEVIATION, ROOT, INVERSE_POWER, LOGARITHM, POSITION, TRUTH = (tl.constexpr(i) for i in range(9))
 
 
 @jit
@@ -129,10 +129,20 @@ def lines_of(
 
 @jit
 def element_of(v, order, MAP: tl.constexpr, COMPUTE: tl.constexpr):
-    """The element ``v`` as it is accumulated: MAP(v) in COMPUTE."""
-    if v.dtype.is_floating() and v.dtype.primitive_bitwidth < 32:
+    """The element ``v`` as it is accumulated: MAP(v) in COMPUTE.
+
+    NONZERO in i32, of which only extrema are taken: any positive number says that ``v`` is not 0, as the bits of short
+    elements do. A comparison and a choice for each would take more instructions.
+    """
+    WIDTH: tl.constexpr = v.dtype.primitive_bitwidth
+    if v.dtype.is_floating() and WIDTH < 32 and (MAP != NONZERO or COMPUTE != tl.int32):
         v = v.to(tl.float32)
-    if MAP == NONZERO:
+    if MAP == NONZERO and COMPUTE == tl.int32 and WIDTH == 8:
+        v = v.to(tl.uint8, bitcast=True).to(COMPUTE)
+    elif MAP == NONZERO and COMPUTE == tl.int32 and WIDTH == 16:
+        bits = v.to(tl.uint16, bitcast=True).to(COMPUTE)
+        v = bits & 0x7FFF if v.dtype.is_floating() else bits  # -0 is 0
+    elif MAP == NONZERO:
         v = (v != 0).to(COMPUTE)
     else:
         v = v.to(COMPUTE)
@@ -285,6 +295,8 @@ def finished(a, b, n, correction, order, FINISH: tl.constexpr):
         a = tl.log(b) + a
     elif FINISH == POSITION:
         a = b
+    elif FINISH == TRUTH:
+        a = (a != 0).to(a.dtype)
     return a
 
 
