@@ -12,27 +12,19 @@ import triton.language as tl
 from triplan.backends.runtime.launch import Arg, Float, Int, Ptr, Scalar, power_of_two_in
 from triplan.backends.triton.common import expressions
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US, MAX_THREAD_REGISTERS
-from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, divisor, ranked
+from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, divisor, ranked
 from triplan.backends.triton.common.strides import Along, in_memory, known_strides, row_tile, stride_arg
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.reductions import shared_kernels as do
 from triplan.backends.triton.reductions.dims import STEPS, Dim, distance, merged, step_along
 from triplan.backends.triton.reductions.expression_kernels import reduce_expression_kernel
-from triplan.backends.triton.reductions.kinds import EXTREMA, OTHER_NORM, PAIRS, POSITIONS, TURNED, kind_of
+from triplan.backends.triton.reductions.kinds import EXTREMA, OTHER_NORM, PAIRS, POSITIONS, TURNED, TYPES, kind_of
 from triplan.backends.triton.reductions.tiles_kernels import reduce_kernel
 from triplan.descriptors import ExpressionReductionDescriptor, Operand
 from triplan.descriptors.reductions import DEVIATIONS, ReductionProblem
 from triplan.sku import ElementKind
 from triplan.sku.facts import fact
 
-#: Triton's types of accumulators and results.
-TYPES = {
-    **TL,
-    ElementKind.F16: tl.float16,
-    ElementKind.BF16: tl.bfloat16,
-    ElementKind.U8: tl.uint8,
-    ElementKind.BOOL: tl.int8,
-}
 #: Warps of a program. (Launches have fuses=False: two threads may merge the same accumulators and write the result to
 #: the same address of shared memory, so both must round alike.)
 WARPS = 4
@@ -105,8 +97,8 @@ class Plan:
         lanes, n: number of results, and elements of a line.
         unit: whether the elements of a line are contiguous, and threads share it.
         own: whether they are contiguous, and each thread reads lines of its own.
-        once: whether lines are short, odd and of few bytes an element, and the order of their elements does not matter:
-            all are read at once, in vectors of which some elements may lie beside the line.
+        once: where lines are short, odd and of few bytes an element, and the order of their elements does not matter,
+            places of a block in which all are read at once, in vectors that may reach beside the line; otherwise 0.
         rowed: whether lines consist of contiguous rows, each of which is read as lines are that begin between vectors.
         flat: where ``across`` is short, elements of a vector along it, and lines of several of its points are reduced
             side by side; otherwise 0.
@@ -184,16 +176,13 @@ class Plan:
         long, many = self.reduced[-1].size >= 32 * WARPS * vector, self.lanes * math.prod(outer) >= RESIDENT
         return long and many and self._vectors(vector)[self._lead] < vector
 
-    def _once(self) -> bool:
+    def _once(self) -> int:
         item, n = self.x.element.itemsize, self.n
         exact = self.kind.accumulates in EXTREMA or not self.compute.is_floating_point
         narrow = min(self._aligned(), power_of_two_in(n) * item) < ONCE_BELOW
         plain = self.tree is None and self.unit and exact and narrow and item <= 2 and n * item >= ONCE_BYTES
-        return plain and self._once_block() <= 32 * WARPS * ONCE_HELD
-
-    def _once_block(self) -> int:
-        """Elements of a line, and those before it in its first vector."""
-        return ceil_power(self.n + (0 if self._aligned() >= 16 else 16 // self.x.element.itemsize - 1))
+        block = ceil_power(n + (0 if self._aligned() >= 16 else 16 // item - 1))
+        return block if plain and block <= 32 * WARPS * ONCE_HELD else 0
 
     def _distance(self, o: Operand) -> int:
         """A divisor of the distance between contiguous lines of ``o``, in elements. Of all axes there is one line."""
@@ -216,11 +205,9 @@ class Plan:
                 return Tile(rows, block, min(max(rows // (32 * vector), 1), WARPS))
         if self.own:
             return Tile(32 * WARPS, ceil_power(n), WARPS)
-        if self.once:
-            block = self._once_block()
-            # (Of two vectors a lane, one warp has a line: two would exchange accumulators.)
+        if block := self.once:  # of two vectors a lane one warp has a line: two would exchange accumulators
             alone = block == 2 * 32 * 16 // item
-            return Tile(1, block, 1) if alone else Tile(max(32 * WARPS * ONCE_HELD // block, 1), block, WARPS)
+            return Tile(1, block, 1) if alone else Tile(32 * WARPS * ONCE_HELD // block, block, WARPS)
         if odd and self.unit and n <= whole:
             size = 32 * self._held(ODD_HELD, wide)
             block = min(ceil_power(n), ODD_WARPS * size)
@@ -389,7 +376,7 @@ class Plan:
             "FLAT": self.flat,
             "VECTOR": self._vectors(tile.block)[self._lead],
             "SHIFT": self._shift(tile),
-            "ONCE": self.once,
+            "ONCE": self.once > 0,
             "ALIGNED": self.x.alignment >= 16,
             "AHEAD": self._ahead(tile),
             "FUNCTION": None if self.tree is None else expressions.fused(self.tree, False),
