@@ -25,7 +25,7 @@ COLUMNS = 128
 #: Elements of a thread at most in such tiles: registers spill with 16 elements of rows at any distance.
 MIXED = 8
 #: Such tiles are used if the others have so many times as many elements, and if vectors have one. Untuned.
-IDLE = 1.25
+IDLE = 1.5
 
 
 class Tiles(NamedTuple):
@@ -98,7 +98,7 @@ def join(desc: JoinDescriptor, target: Target) -> list[Launch]:
         return Ptr(o.name, o.element.bits, o.element.itemsize if tiles.mixed else o.alignment)
 
     def stride(o: Operand) -> Arg:
-        return stride_arg(o, known_strides(o, 2)[0])
+        return stride_arg(o, known_strides(o, 2)[0], wide)  # (offsets of 64 bits take twice as many instructions)
 
     args: dict[str, Arg] = {
         "inputs": tuple(map(pointer, given)),
