@@ -25,7 +25,7 @@ COLUMNS = 128
 #: Elements of a thread at most in such tiles: registers spill with 16 elements of rows at any distance.
 MIXED = 8
 #: Such tiles are used if the others have so many times as many elements, and if vectors have one. Untuned.
-IDLE = 1.5
+IDLE = 1.25
 
 
 class Tiles(NamedTuple):
