@@ -19,69 +19,48 @@ from triplan.backends.triton.reductions import shared_kernels as do
 from triplan.backends.triton.reductions.dims import STEPS, Dim, distance, merged, step_along
 from triplan.backends.triton.reductions.expression_kernels import reduce_expression_kernel
 from triplan.backends.triton.reductions.kinds import EXTREMA, OTHER_NORM, PAIRS, POSITIONS, TURNED, TYPES, kind_of
+from triplan.backends.triton.reductions.limits import (
+    ACROSS_BYTES,
+    BESIDE,
+    BUSY,
+    CHUNK_TILES,
+    FEW,
+    FEW_HELD,
+    FEW_OF_MANY,
+    FEWEST_ACROSS,
+    FEWEST_BLOCKS,
+    FEWEST_HELD,
+    FLAT_FROM,
+    FLAT_SHARE,
+    HELD,
+    LONE,
+    LONE_BLOCKS,
+    LONE_LINE,
+    LONE_WARPS,
+    MANY,
+    MOST_CHUNKS,
+    MOST_LINES,
+    NARROW_BUSY,
+    NARROW_CHUNK,
+    ODD_ACROSS_BYTES,
+    ODD_HELD,
+    ODD_WARPS,
+    ONCE_BELOW,
+    ONCE_BYTES,
+    ONCE_HELD,
+    ONCE_LONGEST,
+    OWN_LINES,
+    RESIDENT,
+    SCATTERED,
+    STEP,
+    THREAD_BYTES,
+    WARPS,
+)
 from triplan.backends.triton.reductions.tiles_kernels import reduce_kernel
 from triplan.descriptors import ExpressionReductionDescriptor, Operand
 from triplan.descriptors.reductions import DEVIATIONS, ReductionProblem
 from triplan.sku import ElementKind
 from triplan.sku.facts import fact
-
-#: Warps of a program. (Launches have fuses=False: two threads may merge the same accumulators and write the result to
-#: the same address of shared memory, so both must round alike.)
-WARPS = 4
-#: Bytes of x per thread that a program holds at a time, half as many with two accumulators; twice as many of columns
-#: where not every row begins at a multiple of 16 bytes. On an H200, of 32, 64 and 128 with 2 to 16 warps, these are the
-#: best or within 3 % of it for rows and columns of 8192 to 16384 elements.
-THREAD_BYTES = 32
-#: Tiles of a line that one program reduces, at most; unless more than MOST_CHUNKS programs would share a line.
-CHUNK_TILES, MOST_CHUNKS = 8, 4096
-#: Accumulators of a thread where lines begin between two vectors and are short, and warps that reduce them at most:
-#: more would exchange accumulators for each line. With 32, registers leave room for 18 warps on a multiprocessor.
-#: Untuned.
-ODD_HELD, ODD_WARPS = 16, 2
-#: Elements of a thread, and a line's bytes at least, where lines of any order are read at once in whole vectors (see
-#: Plan.once); bytes per load up to which they are not read element by element. Untuned.
-ONCE_HELD, ONCE_BYTES, ONCE_BELOW = 16, 32, 8
-#: Width in bytes of a tile across lines, where x is contiguous across them: if they begin at multiples of 16 bytes, and
-#: if they do not. The best on an H200 of 256 to 4096, for 8192 x 8192 and about 16384 x 16384.
-ACROSS_BYTES, ODD_ACROSS_BYTES = 256, 1024
-#: Where x is contiguous across lines, a thread reduces whole lines of up to FEW elements. Threads that share such lines
-#: would exchange accumulators as often as they read elements, through shared memory, where those of a vector of
-#: neighbours lie in one bank. A thread holds FEW_HELD elements, half as many if it loads them one by one. Untuned.
-FEW, FEW_HELD = 32, 32
-#: FEW where at least MANY programs reduce lines that begin at multiples of 16 bytes. Untuned.
-FEW_OF_MANY, MANY = 128, 256
-#: Elements that a thread of such programs loads at a time at least: of several lines, if there are enough. Untuned.
-FEWEST_HELD = 8
-#: The fixed cost of a block of a line, in elements of the line. Untuned.
-STEP = 2
-#: Elements per thread at most, of all operands of an expression together. Untuned.
-HELD = 64
-#: Neighbouring lines of a thread at most, where lines have more than FEW elements, and these are bytes or positions are
-#: accumulated. With more lines, threads exchange accumulators through shared memory for fewer elements each. Untuned.
-BESIDE = 4
-#: Smallest number of neighbouring lines that are reduced side by side. Untuned.
-FEWEST_ACROSS = 8
-#: Where no vectors of 16 bytes can be loaded, lines of several points are reduced side by side if otherwise fewer than
-#: this share of the lanes would have one. Untuned.
-FLAT_SHARE = 0.8
-#: The width, in lanes, of the tiles for which that is counted. Untuned.
-FLAT_FROM = 64
-#: Lines of a program at most, if each has its own address, in all operands: with 1024 registers spill.
-MOST_LINES = 512
-#: Elements of a line up to which one thread reads all of them, one by one, if lines are contiguous and begin anywhere:
-#: threads that share a line would exchange as many accumulators as they read elements. Untuned.
-OWN_LINES = 8
-#: Warps of programs that reduce lines of at most LONE_LINE elements side by side, if there are at most LONE. Each
-#: thread has half as many elements as elsewhere: with more of them, or with 16 warps, they take longer (on an H200).
-LONE, LONE_LINE, LONE_WARPS = 8, 4096, 8
-#: Programs that divide a few lines whose elements are not contiguous. Untuned.
-SCATTERED = 264
-#: Programs that keep an H200 busy; with fewer, lines that are reduced side by side are divided into chunks. Untuned.
-BUSY = 1024
-#: Programs that are all resident on an H200 even if their threads take all registers: two a multiprocessor.
-RESIDENT = 264
-#: Blocks of a chunk at least, if lines are reduced side by side, by WARPS and by LONE_WARPS. Untuned.
-FEWEST_BLOCKS, LONE_BLOCKS = 4, 2
 
 
 class Plan:
@@ -182,7 +161,7 @@ class Plan:
         narrow = min(self._aligned(), power_of_two_in(n) * item) < ONCE_BELOW
         plain = self.tree is None and self.unit and exact and narrow and item <= 2 and n * item >= ONCE_BYTES
         block = ceil_power(n + (0 if self._aligned() >= 16 else 16 // item - 1))
-        return block if plain and block <= 32 * WARPS * ONCE_HELD else 0
+        return block if plain and block <= ONCE_LONGEST and block < 2 * n else 0  # (most places are of the line)
 
     def _distance(self, o: Operand) -> int:
         """A divisor of the distance between contiguous lines of ``o``, in elements. Of all axes there is one line."""
@@ -206,8 +185,8 @@ class Plan:
         if self.own:
             return Tile(32 * WARPS, ceil_power(n), WARPS)
         if block := self.once:  # of two vectors a lane one warp has a line: two would exchange accumulators
-            alone = block == 2 * 32 * 16 // item
-            return Tile(1, block, 1) if alone else Tile(32 * WARPS * ONCE_HELD // block, block, WARPS)
+            held, warps = (ONCE_HELD[1], 1) if block == 2 * 32 * 16 // item else (ONCE_HELD[0], WARPS)
+            return Tile(32 * warps * held // block, block, warps)
         if odd and self.unit and n <= whole:
             size = 32 * self._held(ODD_HELD, wide)
             block = min(ceil_power(n), ODD_WARPS * size)
@@ -222,7 +201,9 @@ class Plan:
         if self.across is None:
             block = min(ceil_power(n), size)
             return Tile(min(size // block, self._most_lines()), block, WARPS)
-        most = (ODD_ACROSS_BYTES if odd else ACROSS_BYTES) // item
+        narrow = self._narrow()
+        most = (ODD_ACROSS_BYTES if odd and not narrow else ACROSS_BYTES) // item
+        size = size // 2 if narrow and not odd else size
         _, rows = row_tile(most, most, self._side())
         lone = self.lanes <= LONE * rows and n <= LONE_LINE
         size, warps = (min(size, whole), LONE_WARPS) if lone else (size, WARPS)
@@ -254,14 +235,23 @@ class Plan:
         """How many lines lie side by side."""
         return self.lanes if self.flat or self.across is None else self.across.size
 
+    def _narrow(self) -> bool:
+        """Whether lines of bytes lie side by side, with one accumulator of 32 bits for each place, or two."""
+        double = self.kind.accumulates in PAIRS and self.kind.accumulates is not do.ENDS
+        beside = self.across is not None and self.tree is None
+        return beside and self.x.element.itemsize == 1 and self.compute.itemsize <= 4 and not double
+
     def _chunks(self) -> tuple[int, int]:
         chunk = self.tile.block * max(CHUNK_TILES, -(-self.n // (self.tile.block * MOST_CHUNKS)))
         if self.rowed:
             chunk = -(-chunk // self.reduced[-1].size) * self.reduced[-1].size
         elif self.across is not None:
             fewest = FEWEST_BLOCKS if self.tile.warps <= WARPS else LONE_BLOCKS
-            most = max(self.n // (self.tile.block * fewest), 1)
-            wanted = min(max(BUSY // max(self.groups(), 1), 1), most)
+            groups, most = max(self.groups(), 1), max(self.n // (self.tile.block * fewest), 1)
+            wanted = min(max(BUSY // groups, 1), most)
+            if self._narrow() and self.tile.warps <= WARPS:
+                least = min(2 * RESIDENT // groups, most)
+                wanted = min(max(NARROW_BUSY // groups, 1), max(self.n // NARROW_CHUNK, least, 1))
             chunk = -(-self.n // (wanted * self.tile.block)) * self.tile.block
         elif self.tile.rows > 1:
             chunk = self.tile.block
