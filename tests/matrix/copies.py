@@ -34,7 +34,7 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
         return
     if op == "join":
         for element in ("i8", "bf16", "f32", "f64"):
-            for widths in ((4096, 1024), (4095, 7, 33), (2**14,) * 5):
+            for widths in ((4096, 1024), (4095, 7, 33), (20, 3, 2), (2**14,) * 5):
                 found = cls(element=element, rows=2**17 if len(widths) > 3 else 1001, widths=widths)
                 yield found
                 yield found.replace(layouts={"x0": tp.Layout.strided(unit_axis=1)})

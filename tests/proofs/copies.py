@@ -95,9 +95,9 @@ class Joined(Rows):
         return Joined(self.desc.replace(rows=len(rows)), lambda: kept)
 
 
-@joins("join")
-def joined(n: int, element: tp.ElementKind, kind: Kind) -> Problem:
-    widths = (40, 1, 333)
+@joins("join", {"vectors": False}, {"vectors": True})
+def joined(n: int, element: tp.ElementKind, kind: Kind, vectors: bool) -> Problem:
+    widths = (40, 16, 320) if vectors else (40, 1, 333)  # one kernel reads vectors of each tensor, one single elements
     desc = tp.JoinDescriptor(element=element, rows=max(n // 100, 3), widths=widths)
     g = torch.Generator().manual_seed(0)
     return Joined(desc, lambda: {f"x{i}": draw((desc.rows, w), element, kind, 1, g) for i, w in enumerate(widths)})

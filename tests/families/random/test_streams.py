@@ -95,6 +95,18 @@ def test_which_word_an_element_gets(kernel: str, where: str) -> None:
     assert whole.tolist() == [n - 7 for n in pairs]
 
 
+@pytest.mark.parametrize("where", WHERE)
+def test_words_are_compared_with_a_probability_exactly(where: str) -> None:
+    """An element is 1 if its word is below p * 2**32, which the reference compares as a float."""
+    words = torch.stack(philox([torch.tensor([0, 1]), *[torch.zeros(2, dtype=torch.int64)] * 3], (1, 0)), 1).flatten()
+    desc = tp.RandomDescriptor(op="bernoulli_p", element="i8", out_shape=(8,))
+    plan = tp.plan(desc, target=target(where))
+    out = torch.empty(8, dtype=torch.int8, device=plan.target.device_type)
+    for least in (0, 1, *words.tolist(), *(words + 1).tolist(), 2**32 - 1, 2**32):
+        plan.run(plan.args_type(p=least / 2**32, seed=1, offset=0, first=0, out=out))
+        assert torch.equal(out.cpu() != 0, words < least)
+
+
 # --- shards ---
 
 
@@ -145,7 +157,9 @@ def test_any_strides_have_the_packed_bits(op: str, where: str) -> None:
 
 
 @pytest.mark.parametrize("where", WHERE[1:])
-@pytest.mark.parametrize(("op", "element"), [("normal", "f32"), ("randint", "i64"), ("uniform", "bf16")])
+@pytest.mark.parametrize(
+    ("op", "element"), [("normal", "f32"), ("randint", "i64"), ("uniform", "bf16"), ("bernoulli_p", "i8")]
+)
 def test_threads_of_several_counters_have_the_packed_bits(
     op: str, element: str, where: str, constant: SetConstant
 ) -> None:
@@ -161,6 +175,23 @@ def test_threads_of_several_counters_have_the_packed_bits(
             plan.run(args)
             found.append(out)
         assert plan.launches[0].constexprs["GROUPS"] > 1
+        assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("where", WHERE[1:])
+@pytest.mark.parametrize(("op", "element"), [("uniform", "bf16"), ("bernoulli_p", "i8")])
+def test_threads_of_several_rows_have_the_packed_bits(op: str, element: str, where: str, constant: SetConstant) -> None:
+    constant(rows, "THREADS", 1)
+    for shape, first, each in (((2, 8, 17), 0, 4), ((2, 8, 5), 3, 4), ((12, 6), 8, 2), ((4, 7), 1 << 32, 4)):
+        found = []
+        for turns in (False, True):
+            out = torch.empty(shape, dtype=tp.ElementKind(element).torch, device=target(where).device_type)
+            out = torch.empty_like(out.mT, memory_format=torch.contiguous_format).mT if turns else out
+            args = tp.RandomArgs(**OPS[op], seed=3, offset=4, first=first, out=out)
+            plan = tp.plan(tp.RandomDescriptor.from_args(args, op=op), target=target(where))
+            plan.run(args)
+            found.append(out)
+        assert plan.launches[0].constexprs["EACH"] == each
         assert torch.equal(*found)
 
 

@@ -328,6 +328,9 @@ ODD_LINES = (
         ("mean", "f64", 1025),
         ("vector_norm", "bf16", 17_001),
     ),
+    # Read at once, in whole vectors.
+    *(("amax", "bool", 293), ("argmin", "bf16", 511), ("argmax", "u8", 37), ("sum", "i8", 1001), ("prod", "u8", 301)),
+    *(("count_nonzero", "f16", 333), ("aminmax", "i16", 1999), ("any", "bool", 33), ("amin", "f16", 18)),
 )
 
 
@@ -357,6 +360,34 @@ def test_lines_that_begin_anywhere(op: str, element: str, n: int, where: str) ->
 @pytest.mark.parametrize(
     "where", [pytest.param("interpret", marks=pytest.mark.interpret), pytest.param("gpu", marks=pytest.mark.gpu)]
 )
+@pytest.mark.parametrize("gap", [1, 9, 16], ids="gap={}".format)
+def test_what_lies_beside_a_short_line_is_ignored(gap: int, where: str) -> None:
+    """Also where all of the line equals the identity, and of NaN beside it and within it."""
+    n = 31
+    layout = tp.Layout.strided(unit_axis=1, alignment=2, stride_multiple=8 if (n + gap) % 8 == 0 else 1)
+    x = torch.full((5, n + gap), -math.inf, dtype=torch.bfloat16)
+    x[:, :n] = drawn(5, n)
+    x[1, :n], x[2, n:], x[3, 7], x[3, 20], x[4, n - 1] = math.inf, math.nan, math.nan, -math.inf, -math.inf
+    for alignment in (2, 16) if (n + gap) % 8 == 0 else (2,):
+        desc = tp.ExtremumDescriptor(
+            op="min",
+            element="bf16",
+            input_shape=(5, n),
+            reduce_axes=(1,),
+            layouts={"x": layout.model_copy(update={"alignment": alignment})},
+        )
+        plan = tp.plan(desc, target=target(where))
+        device = plan.target.device_type
+        values, indices = torch.empty(5, dtype=x.dtype, device=device), torch.empty(5, dtype=torch.int64, device=device)
+        plan.run(tp.ExtremumArgs(x.to(device)[:, :n], values, indices), tp.Workspace.allocate(plan))
+        expected = torch.min(x[:, :n], 1)
+        assert torch.equal(indices.cpu(), expected.indices)
+        torch.testing.assert_close(values.cpu(), expected.values, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param("interpret", marks=pytest.mark.interpret), pytest.param("gpu", marks=pytest.mark.gpu)]
+)
 @pytest.mark.parametrize(("op", "element", "n"), [("sum", "f64", 257), ("aminmax", "f32", 515)])
 def test_lines_of_long_rows(op: str, element: str, n: int, where: str) -> None:
     cls: Any = tp.descriptor_types()[op]
@@ -365,6 +396,35 @@ def test_lines_of_long_rows(op: str, element: str, n: int, where: str) -> None:
     plan = tp.plan(desc, target=target(where))
     assert plan.launches[0].args["rows"] is not None
     assert check_plan(plan, runs=1).compared
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param("interpret", marks=pytest.mark.interpret), pytest.param("gpu", marks=pytest.mark.gpu)]
+)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_what_is_not_zero(axis: int, where: str) -> None:
+    """Any bit of a number counts but the sign of a zero, in any element."""
+    numbers: dict[str, list[float]] = {
+        **{e: [0, -0.0, math.nan, 6e-8, -1, math.inf] for e in ("f16", "bf16", "f32", "f64")},
+        **{e: [0, 1 << 8, -1 << 15] for e in ("i16", "i32")},
+        "i8": [0, -128, 1],
+        "u8": [0, 128, 255],
+        "i64": [0, 1 << 40],
+        "bool": [0, 1],
+    }
+    for element, listed in numbers.items():
+        dtype = tp.ElementKind(element).torch
+        line = torch.tensor(listed, dtype=torch.float64).to(dtype)
+        x = torch.cat([line.repeat(3, 1), line[:, None].expand(-1, len(line))])  # the last lines have one number
+        x = torch.cat([x, x.roll(1, 1)], 1).repeat(1, 5)
+        x = (x.t() if axis == 0 else x).contiguous()
+        for op in ("any", "all"):
+            desc = tp.ReduceDescriptor(op=op, element=element, input_shape=tuple(x.shape), reduce_axes=(axis,))
+            plan = tp.plan(desc, target=target(where))
+            device = plan.target.device_type
+            out = torch.empty(x.shape[1 - axis], dtype=torch.bool, device=device)
+            plan.run(tp.ReduceArgs(x.to(device), out), tp.Workspace.allocate(plan))
+            assert torch.equal(out.cpu(), getattr(torch, op)(x != 0, axis)), (op, element)
 
 
 def test_the_length_of_a_line_decides_its_bits() -> None:

@@ -53,3 +53,37 @@ def join_kernel(
     else:
         live = (row < rows) & (column < width)
         tl.store(out_at, tl.load(x_at, mask=live), mask=live)
+
+
+@jit
+def join_columns_kernel(
+    inputs,
+    widths,
+    strides,
+    out,
+    out_stride,
+    rows,
+    columns,
+    POINT_TYPE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    """As ``join_kernel``, for narrow inputs: a program moves a tile of out, whose columns may come from several inputs.
+
+    columns: sum(widths). Each column finds its input once for all rows of the tile. Pointers and widths are passed
+    without divisors, so that every access has one element.
+    """
+    across = tl.cdiv(columns, BLOCK_COLUMNS)
+    row = (tl.program_id(0) // across).to(POINT_TYPE) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    column = (tl.program_id(0) % across).to(POINT_TYPE) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    x, stride, begin = inputs[0] + column, strides[0], widths[0]
+    for i in tl.static_range(1, len(inputs)):
+        is_here = column >= begin
+        x = tl.where(is_here, inputs[i] + (column - begin), x)
+        stride = tl.where(is_here, strides[i], stride)
+        begin += widths[i]
+    live = (row < rows)[:, None] & (column < columns)[None, :]
+    # True but where an input ends. It makes neighbouring columns those of neighbouring threads.
+    x_at = tl.max_contiguous(x[None, :] + row[:, None] * (stride + column * 0)[None, :], (1, BLOCK_COLUMNS))
+    out_at = out + (row[:, None] * out_stride + column[None, :])
+    tl.store(out_at, tl.load(x_at, mask=live), mask=live)

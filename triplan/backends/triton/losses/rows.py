@@ -81,6 +81,10 @@ class ScaleRows(ScaleElements, ops=ScaleGradientDescriptor.ops()):
     def programs(self) -> int:
         return self.rows.programs(self.tile)
 
+    def launches(self, target: Target) -> list[Launch]:
+        """A program for each tile, which takes less time than a loop; but few where they may have nothing to do."""
+        return super().launches(target) if self.desc.in_place else super(ScaleElements, self).launches(target)
+
     def supports(self, target: Target) -> Support:
         return SUPPORTED if self.desc.input_shape else Support.no("a scalar has no rows")
 

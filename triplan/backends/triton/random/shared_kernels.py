@@ -162,8 +162,9 @@ def randint(word, x, parameters, OUT):
 @jit
 def _below(word, p):
     """Whether word * 2**-32 < p, a scalar; p becomes an integer, with which words are compared."""
-    limit = tl.minimum(tl.maximum(tl.full((), p, tl.float64), 0.0), 1.0) * 4294967296.0
-    return word.to(tl.int64) < tl.ceil(limit).to(tl.int64)
+    limit = tl.ceil(tl.minimum(tl.maximum(tl.full((), p, tl.float64), 0.0), 1.0) * 4294967296.0).to(tl.int64)
+    # (2**32, which every word is below, has no 32 bits. Comparing 64 bits would take twice as many instructions.)
+    return (word < limit.to(tl.uint32)) | (limit >= 4294967296)
 
 
 @jit

@@ -7,10 +7,19 @@ from typing import NamedTuple
 
 import triton.language as tl
 
+from triplan.backends.triton.common.offsets import TL
 from triplan.backends.triton.reductions import shared_kernels as do
 from triplan.descriptors.reductions import ReductionProblem
 from triplan.sku import ElementKind
 
+#: Triton's types of accumulators and results.
+TYPES = {
+    **TL,
+    ElementKind.F16: tl.float16,
+    ElementKind.BF16: tl.bfloat16,
+    ElementKind.U8: tl.uint8,
+    ElementKind.BOOL: tl.int8,
+}
 #: Accumulations with two accumulators.
 PAIRS = (do.ARGMAX, do.ARGMIN, do.MOMENTS, do.EXPONENTIALS, do.ENDS)
 POSITIONS = (do.ARGMAX, do.ARGMIN)
@@ -64,8 +73,8 @@ KINDS = {
     "min": Kind(do.ARGMIN),
     "argmax": Kind(do.ARGMAX, finish=do.POSITION),
     "argmin": Kind(do.ARGMIN, finish=do.POSITION),
-    "any": Kind(do.MAX, do.NONZERO),
-    "all": Kind(do.MIN, do.NONZERO),
+    "any": Kind(do.MAX, do.NONZERO, do.TRUTH),
+    "all": Kind(do.MIN, do.NONZERO, do.TRUTH),
     "count_nonzero": Kind(do.SUM, do.NONZERO),
     "var": Kind(do.MOMENTS, finish=do.VARIANCE),
     "std": Kind(do.MOMENTS, finish=do.DEVIATION),

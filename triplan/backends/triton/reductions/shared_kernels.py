@@ -18,7 +18,7 @@ SUM, PRODUCT, MAX, MIN, ARGMAX, ARGMIN, MOMENTS, EXPONENTIALS, ENDS = (tl.conste
 #: MAP: how an element is mapped before it is accumulated.
 PLAIN, NONZERO, ABSOLUTE, SQUARE, POWER = (tl.constexpr(i) for i in range(5))
 #: FINISH: how the accumulator becomes the result.
-KEEP, MEAN, VARIANCE, DEVIATION, ROOT, INVERSE_POWER, LOGARITHM, POSITION = (tl.constexpr(i) for i in range(8))
+KEEP, MEAN, VARIANCE, DEVIATION, ROOT, INVERSE_POWER, LOGARITHM, POSITION, TRUTH = (tl.constexpr(i) for i in range(9))
 
 
 @jit
@@ -129,10 +129,20 @@ def lines_of(
 
 @jit
 def element_of(v, order, MAP: tl.constexpr, COMPUTE: tl.constexpr):
-    """The element ``v`` as it is accumulated: MAP(v) in COMPUTE."""
-    if v.dtype.is_floating() and v.dtype.primitive_bitwidth < 32:
+    """The element ``v`` as it is accumulated: MAP(v) in COMPUTE.
+
+    NONZERO in i32, of which only extrema are taken: any positive number says that ``v`` is not 0, as the bits of short
+    elements do. A comparison and a choice for each would take more instructions.
+    """
+    WIDTH: tl.constexpr = v.dtype.primitive_bitwidth
+    if v.dtype.is_floating() and WIDTH < 32 and (MAP != NONZERO or COMPUTE != tl.int32):
         v = v.to(tl.float32)
-    if MAP == NONZERO:
+    if MAP == NONZERO and COMPUTE == tl.int32 and WIDTH == 8:
+        v = v.to(tl.uint8, bitcast=True).to(COMPUTE)
+    elif MAP == NONZERO and COMPUTE == tl.int32 and WIDTH == 16:
+        bits = v.to(tl.uint16, bitcast=True).to(COMPUTE)
+        v = bits & 0x7FFF if v.dtype.is_floating() else bits  # -0 is 0
+    elif MAP == NONZERO:
         v = (v != 0).to(COMPUTE)
     else:
         v = v.to(COMPUTE)
@@ -216,30 +226,28 @@ def _times(a, b):
 
 @jit
 def extremum_of(a, LARGEST: tl.constexpr):
-    """(extremum of each row, whether it holds a NaN)."""
+    """The extremum of each row: NaN if it holds one."""
     if a.dtype.is_floating():
         top = tl.reduce(a, 1, larger if LARGEST else smaller)
-        odd = top != top
-        top = tl.where(odd, float("nan"), top + 0.0)  # + 0.0: -0 becomes 0, else the order of zeros would matter
+        top = tl.where(top != top, float("nan"), top + 0.0)  # + 0.0: -0 becomes 0, or the order of zeros would matter
     else:
         top = tl.max(a, 1) if LARGEST else tl.min(a, 1)
-        odd = top != top
-    return top, odd
+    return top
 
 
 @jit
-def position_of(a, b, top, odd):
-    """The smallest position ``b``, of i32 or i64, at which a equals ``top``, or at which it is NaN if ``odd``."""
-    LAST: tl.constexpr = 0x7FFFFFFF if b.dtype == tl.int32 else 0x7FFFFFFFFFFFFFFF
-    is_it = tl.where(odd[:, None], a != a, a == top[:, None])
+def position_of(a, b, top):
+    """The smallest position ``b``, of 32 or 64 bits, at which a equals ``top``, or at which it is NaN if ``top`` is."""
+    LAST: tl.constexpr = 0x7FFFFFFF if b.dtype.primitive_bitwidth == 32 else 0x7FFFFFFFFFFFFFFF
+    is_it = (a == top[:, None]) | (a != a)  # without a NaN in the row, the second is false; with one, the first
     return tl.min(tl.where(is_it, b, LAST), 1)
 
 
 @jit
-def folded(a, b, count, n, KIND: tl.constexpr):
+def folded(a, b, count, share, KIND: tl.constexpr):
     """The accumulators [ROWS, BLOCK] of a tile merged into one for each row: (a, b) [ROWS].
 
-    MOMENTS: an accumulator has ``count`` elements, those of a row ``n`` together.
+    MOMENTS: an accumulator has ``count`` elements, which are the part ``share`` of those of a row.
     """
     if KIND == SUM:
         a = tl.sum(a, 1)
@@ -248,21 +256,22 @@ def folded(a, b, count, n, KIND: tl.constexpr):
         a = tl.reduce(a, 1, _times)
         b = a
     elif KIND == MAX or KIND == MIN:
-        a, b = extremum_of(a, KIND == MAX)
+        a = extremum_of(a, KIND == MAX)
+        b = a
     elif KIND == ENDS:
-        a, _ = extremum_of(a, False)
-        b, _ = extremum_of(b, True)
+        a = extremum_of(a, False)
+        b = extremum_of(b, True)
     elif KIND == ARGMAX or KIND == ARGMIN:
-        top, odd = extremum_of(a, KIND == ARGMAX)
-        b = position_of(a, b, top, odd)
+        top = extremum_of(a, KIND == ARGMAX)
+        b = position_of(a, b, top)
         a = top
     elif KIND == MOMENTS:
-        mean = tl.sum(a * (count / n), 1)  # not sum / n: the sum of all elements may overflow
+        mean = tl.sum(a * share, 1)  # not sum / n: the sum of all elements may overflow
         apart = a - mean[:, None]
         b = tl.sum(b, 1) + tl.sum(count * apart * apart, 1)
         a = mean
     elif KIND == EXPONENTIALS:
-        top, _ = extremum_of(a, True)
+        top = extremum_of(a, True)
         shift = shift_of(top)
         b = tl.sum(b * tl.exp(a - shift[:, None]), 1)
         a = top
@@ -286,6 +295,8 @@ def finished(a, b, n, correction, order, FINISH: tl.constexpr):
         a = tl.log(b) + a
     elif FINISH == POSITION:
         a = b
+    elif FINISH == TRUTH:
+        a = (a != 0).to(a.dtype)
     return a
 
 

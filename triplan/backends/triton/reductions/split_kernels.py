@@ -86,7 +86,7 @@ def merge_kernel(
             if KIND == ARGMAX or KIND == ARGMIN:
                 b = tl.where(live & (b == 0x7FFFFFFFFFFFFFFF), w, b)  # no position yet: all equal the identity
             a, b = merged(a, b, v, w, live, KIND, IDENTITY)
-        a, b = folded(a, b, b, n.to(COMPUTE), KIND)
+        a, b = folded(a, b, b, b, KIND)
     tl.store(out + out_at, finished(a, b, n.to(COMPUTE), correction, order, FINISH).to(RESULT), mask=inside)
     if second is not None:
         store_second(second + second_at, a, b, inside, KIND)

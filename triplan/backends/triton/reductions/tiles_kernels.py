@@ -114,6 +114,17 @@ def edge_of(
 
 
 @jit
+def vectored(x, x_at, SHIFT: tl.constexpr, ALIGNED: tl.constexpr):
+    """(x, x_at) with x at the beginning of a vector, unless it is ALIGNED, and of SHIFT = 1, which says so of lines."""
+    if SHIFT > 1 and not ALIGNED:
+        # (In i32: Triton would join it with an offset of 64 bits, and forget that vectors begin there.)
+        before = (x.to(tl.int64) // (x.dtype.element_ty.primitive_bitwidth // 8) % SHIFT).to(tl.int32)
+        x = tl.multiple_of(x - before, 16)
+        x_at += before
+    return x, x_at
+
+
+@jit
 def reduce_kernel(
     x,
     out,
@@ -144,6 +155,7 @@ def reduce_kernel(
     UNIT: tl.constexpr,
     VECTOR: tl.constexpr,
     SHIFT: tl.constexpr,
+    ONCE: tl.constexpr,
     ALIGNED: tl.constexpr,
     AHEAD: tl.constexpr,
     POINT_TYPE: tl.constexpr,
@@ -162,6 +174,9 @@ def reduce_kernel(
     aligned, and a line may begin at any element of one. It is read from that vector on: element k of a line that begins
     ``skipped`` elements behind goes to accumulator (k + skipped) % BLOCK. At the end the accumulators are moved back by
     ``skipped``, so that the bits of the result do not depend on where the line begins. ALIGNED: x begins at a vector.
+
+    ONCE: a line has fewer than BLOCK elements, whose order does not matter. All are read at once, in whole vectors;
+    none is moved back, and SHIFT only says where lines begin.
 
     rows, size: where a line consists of contiguous rows, the dimensions along which these lie, and the elements of one;
     a chunk then has whole rows. Each is read as such a line, but its accumulators are not moved back.
@@ -196,12 +211,21 @@ def reduce_kernel(
                 a, b = edge_of(
                     x, a, b, at, step, 0, skipped, end, inside, order, KIND, MAP, IDENTITY, COMPUTE, SHIFT, BLOCK
                 )
+    elif ONCE:
+        x, x_at = vectored(x, x_at, SHIFT, ALIGNED)
+        skipped = (x_at % SHIFT).to(tl.int32)
+        x_at = tl.multiple_of(x_at - skipped, SHIFT)
+        end = n.to(tl.int32) + skipped
+        PLACES: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+        known = (col // PLACES * PLACES)[None, :] < end[:, None]
+        v = element_of(tl.load(x + x_at[:, None] + col[None, :], mask=known, other=0), order, MAP, COMPUTE)
+        live = (col[None, :] >= skipped[:, None]) & (col[None, :] < end[:, None])
+        a, b = step_of(a, b, v, live, 1, KIND, IDENTITY)
+        if KIND == ARGMAX or KIND == ARGMIN:
+            # (Places before the line are then the largest numbers, and those behind it larger than all of the line's.)
+            b = (col[None, :] - skipped[:, None]).to(tl.uint32, bitcast=True)
     elif SHIFT > 1:
-        if not ALIGNED:
-            # (In i32: Triton would join it with an offset of 64 bits, and forget that vectors begin there.)
-            before = (x.to(tl.int64) // (x.dtype.element_ty.primitive_bitwidth // 8) % SHIFT).to(tl.int32)
-            x = tl.multiple_of(x - before, 16)
-            x_at += before
+        x, x_at = vectored(x, x_at, SHIFT, ALIGNED)
         skipped = x_at % SHIFT
         x_at = tl.multiple_of(x_at - skipped, SHIFT)
         end = length + skipped
@@ -239,10 +263,12 @@ def reduce_kernel(
             live = (col < n - start)[None, :]
             v = taken(x, x_at, start, col, reduced, live, order, MAP, COMPUTE, UNIT, VECTOR)
             a, b = step_of(a, b, v, live, whole + 1, KIND, IDENTITY)
-    if KIND == ARGMAX or KIND == ARGMIN:
+    if (KIND == ARGMAX or KIND == ARGMIN) and not ONCE:
         b = first + b.to(n.dtype) * BLOCK + col[None, :]
-    count = (whole + (col < length - whole * BLOCK).to(n.dtype)).to(COMPUTE)[None, :]
-    a, b = folded(a, b, count, length.to(COMPUTE), KIND)
+    # Two divisions for all accumulators, which have ``whole`` elements or one more.
+    has_more, fewer, more = (col < length - whole * BLOCK)[None, :], whole.to(COMPUTE), (whole + 1).to(COMPUTE)
+    share = tl.where(has_more, more / length.to(COMPUTE), fewer / length.to(COMPUTE))
+    a, b = folded(a, b, tl.where(has_more, more, fewer), share, KIND)
     if firsts is None:
         tl.store(out + out_at, finished(a, b, n.to(COMPUTE), correction, order, FINISH).to(RESULT), mask=inside)
         if second is not None:

@@ -1,0 +1,65 @@
+"""What programs of reductions hold, and how many programs there are."""
+
+from __future__ import annotations
+
+#: Warps of a program. (Launches have fuses=False: two threads may merge the same accumulators and write the result to
+#: the same address of shared memory, so both must round alike.)
+WARPS = 4
+#: Bytes of x per thread that a program holds at a time, half as many with two accumulators; twice as many of columns
+#: where not every row begins at a multiple of 16 bytes. On an H200, of 32, 64 and 128 with 2 to 16 warps, these are the
+#: best or within 3 % of it for rows and columns of 8192 to 16384 elements.
+THREAD_BYTES = 32
+#: Tiles of a line that one program reduces, at most; unless more than MOST_CHUNKS programs would share a line.
+CHUNK_TILES, MOST_CHUNKS = 8, 4096
+#: Accumulators of a thread where lines begin between two vectors and are short, and warps that reduce them at most:
+#: more would exchange accumulators for each line. With 32, registers leave room for 18 warps on a multiprocessor.
+#: Untuned.
+ODD_HELD, ODD_WARPS = 16, 2
+#: Elements of a thread, by WARPS and by one warp, where lines of any order are read at once in whole vectors (see
+#: Plan.once); elements and bytes of a line, at most and at least; and bytes of the loads that this replaces. Untuned.
+ONCE_HELD, ONCE_LONGEST, ONCE_BYTES, ONCE_BELOW = (32, 64), 2048, 32, 8
+#: Width in bytes of a tile across lines, where x is contiguous across them: if they begin at multiples of 16 bytes, and
+#: if they do not. The best on an H200 of 256 to 4096, for 8192 x 8192 and about 16384 x 16384.
+ACROSS_BYTES, ODD_ACROSS_BYTES = 256, 1024
+#: Where x is contiguous across lines, a thread reduces whole lines of up to FEW elements. Threads that share such lines
+#: would exchange accumulators as often as they read elements, through shared memory, where those of a vector of
+#: neighbours lie in one bank. A thread holds FEW_HELD elements, half as many if it loads them one by one. Untuned.
+FEW, FEW_HELD = 32, 32
+#: FEW where at least MANY programs reduce lines that begin at multiples of 16 bytes. Untuned.
+FEW_OF_MANY, MANY = 128, 256
+#: Elements that a thread of such programs loads at a time at least: of several lines, if there are enough. Untuned.
+FEWEST_HELD = 8
+#: The fixed cost of a block of a line, in elements of the line. Untuned.
+STEP = 2
+#: Elements per thread at most, of all operands of an expression together. Untuned.
+HELD = 64
+#: Neighbouring lines of a thread at most, where lines have more than FEW elements, and these are bytes or positions are
+#: accumulated. With more lines, threads exchange accumulators through shared memory for fewer elements each. Untuned.
+BESIDE = 4
+#: Smallest number of neighbouring lines that are reduced side by side. Untuned.
+FEWEST_ACROSS = 8
+#: Where no vectors of 16 bytes can be loaded, lines of several points are reduced side by side if otherwise fewer than
+#: this share of the lanes would have one. Untuned.
+FLAT_SHARE = 0.8
+#: The width, in lanes, of the tiles for which that is counted. Untuned.
+FLAT_FROM = 64
+#: Lines of a program at most, if each has its own address, in all operands: with 1024 registers spill.
+MOST_LINES = 512
+#: Elements of a line up to which one thread reads all of them, one by one, if lines are contiguous and begin anywhere:
+#: threads that share a line would exchange as many accumulators as they read elements. Untuned.
+OWN_LINES = 8
+#: Warps of programs that reduce lines of at most LONE_LINE elements side by side, if there are at most LONE. Each
+#: thread has half as many elements as elsewhere: with more of them, or with 16 warps, they take longer (on an H200).
+LONE, LONE_LINE, LONE_WARPS = 8, 4096, 8
+#: Programs that divide a few lines whose elements are not contiguous. Untuned.
+SCATTERED = 264
+#: Programs that keep an H200 busy; with fewer, lines that are reduced side by side are divided into chunks. Untuned.
+BUSY = 1024
+#: As many where lines of bytes lie side by side, whose loads are narrow; and elements of their chunks at least if twice
+#: RESIDENT programs have some: shorter chunks read little beside the accumulators that they write. Chosen on an H200
+#: for 5213 x 5004 bool and 32 x 114046 x 192 u8.
+NARROW_BUSY, NARROW_CHUNK = 2048, 192
+#: Programs that are all resident on an H200 even if their threads take all registers: two a multiprocessor.
+RESIDENT = 264
+#: Blocks of a chunk at least, if lines are reduced side by side, by WARPS and by LONE_WARPS. Untuned.
+FEWEST_BLOCKS, LONE_BLOCKS = 4, 2
