@@ -28,9 +28,6 @@ def problems(op: str, entry: str) -> Iterator[tp.Descriptor]:
         yield desc.replace(layouts={"out": turned["out"]} if "x" not in turned else {"x": turned["x"]})
     if op == "normal":  # more counters a thread
         yield desc.replace(out_shape=(2**15, 1001))
-    if op in ("bernoulli_p", "uniform"):  # several rows a thread
-        short = tp.Layout.strided(unit_axis=0, alignment=16, stride_multiple=4)
-        yield tp.RandomDescriptor(op=op, element="bf16", out_shape=(2**23, 9), layouts={"out": short})
     for element in {"randint": ("i64", "u8"), "bernoulli_p": ("bool",)}.get(op, ()):
         yield tp.RandomDescriptor(op=op, element=element, out_shape=(2**24,))
 

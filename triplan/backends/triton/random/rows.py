@@ -33,9 +33,6 @@ ROW_BYTES = 64
 COUNTERS, ODD_COUNTERS, THREADS = 4, 8, 1 << 18
 #: The same of rows that begin within a counter, if no x is read: a loop goes over the counters. Chosen on an H200.
 LOOPED_COUNTERS = 12
-#: Elements at most of neighbouring rows that one thread writes together, because they begin within counters: registers
-#: hold all of them. Untuned. Other ops spend less of their time on counters, and would take long to compile.
-SEVERAL, SEVERAL_OPS = 80, ("bernoulli_p", "uniform")
 #: Bytes of a row of x up to which one thread reads it, if out is contiguous across rows: a line of the cache, which
 #: stays in L1 until its last element is read.
 SHORT_ROW = 128
@@ -62,7 +59,6 @@ class Geometry:
         programs: the grid.
         threads: those that have work, each on a tile, if all tensors are contiguous along ``across``; or if out is, and
             rows of x are short.
-        each: rows of such a thread.
     """
 
     outer: tuple[Dim, ...]
@@ -73,7 +69,6 @@ class Geometry:
     width: int
     programs: int
     threads: int = 0
-    each: int = 1
 
 
 def tensors(desc: RandomDescriptor) -> list[Operand]:
@@ -111,13 +106,6 @@ def geometry(desc: RandomDescriptor) -> Geometry:
     points, widest = math.prod(d.size for d in outer), columns.size + shared - 1
     is_short = columns.size * max(o.element.itemsize for o in tensors(desc)) <= SHORT_ROW
     if across is not None and across.strides[1] == 1 and (is_short or all(s == 1 for s in across.strides[2:])):
-        each = several(desc, outer, across, columns)
-        if each > 1:
-            threads = points * across.size // each
-            of_thread = threads, each
-            return Geometry(
-                tuple(outer), across, columns, shared, 1, each * columns.size, -(-threads // (32 * WARPS)), *of_thread
-            )
         most = ceil_power(max(desc.operand("out").numel // (shared * THREADS), 1))
         odd = ODD_COUNTERS if desc.op in READING else LOOPED_COUNTERS
         most = min(most, COUNTERS if is_aligned([*outer, across], shared) else odd)
@@ -138,23 +126,6 @@ def geometry(desc: RandomDescriptor) -> Geometry:
         height = elements // width
         lines = -(-points // height)
     return Geometry(tuple(outer), across, columns, shared, height, width, lines * -(-widest // width))
-
-
-def several(desc: RandomDescriptor, outer: Sequence[Dim], across: Dim, columns: Dim) -> int:
-    """Neighbouring rows that a thread writes together: the fewest that are whole counters, if rows are not; or 1.
-
-    Alone, each row would take a counter more than it has, and a choice among two counters for each element. (Columns of
-    the rows must be vectors: neighbouring threads would write elements that lie apart.)
-    """
-    out, each = desc.operand("out"), 4 // math.gcd(columns.size, 4)
-    of_each = each * columns.size
-    apart = [
-        out.layout.stride_multiple if isinstance(s, Along) else s for s in (d.strides[1] for d in (*outer, columns))
-    ]
-    vectors = out.alignment >= each * out.element.itemsize and not any(s % each for s in apart)
-    follows = vectors and across.strides[0] == columns.size and across.size % each == 0 and is_aligned(outer, 4)
-    fits = of_each <= SEVERAL and out.numel >= of_each * THREADS
-    return each if follows and fits and desc.op in SEVERAL_OPS and not desc.is_wide else 1
 
 
 def is_aligned(outer: Sequence[Dim], shared: int) -> bool:
@@ -205,9 +176,9 @@ def rows(desc: RandomDescriptor, target: Target) -> list[Launch]:
     most: int | None = MAX_THREAD_REGISTERS if desc.op in READING else REGISTERS
     if g.threads:
         which, parts = kernels.beside_kernel, -(-g.columns.size // g.width)
-        most = MAX_THREAD_REGISTERS if desc.op in READING or g.each > 1 else None
-        args |= {"rows": divisor(lines // g.each, wide), "parts": divisor(parts, wide), "threads": Int(g.threads, wide)}
-        made |= {"GROUPS": g.width // g.shared, "EACH": g.each, "BLOCK": 32 * WARPS}
+        most = MAX_THREAD_REGISTERS if desc.op in READING else None
+        args |= {"rows": divisor(lines, wide), "parts": divisor(parts, wide), "threads": Int(g.threads, wide)}
+        made |= {"GROUPS": g.width // g.shared, "BLOCK": 32 * WARPS}
     else:
         which = kernels.rows_kernel
         args["rows"] = Int(lines, wide, power_of_two_in(lines))

@@ -182,30 +182,6 @@ def _write_beside(
 
 
 @jit
-def _write_several(out, parameters, state, out_at, out_step, counter, live, NUMBER, PAIRED, GROUPS, EACH):
-    """Write EACH neighbouring rows of GROUPS counters together. out_at: [threads, EACH] addresses of their first
-    elements; live: which threads have work."""
-    ALL: tl.constexpr = 2**62 - 1
-    COLUMNS: tl.constexpr = GROUPS * 4 // EACH
-    OUT: tl.constexpr = out.dtype.element_ty
-    seed, offset = state_of(state)
-    numbers = ()
-    for group in tl.static_range(GROUPS):
-        found = elements_of(seed, offset, (counter + group) & ALL, parameters, NUMBER, PAIRED, False)
-        for i in tl.static_range(4):
-            value = found[i] if PAIRED else NUMBER(found[i], None, parameters, OUT)
-            numbers = numbers + (value.to(OUT),)
-    for c in tl.static_range(COLUMNS):
-        if EACH == 4:
-            even = tl.join(numbers[c], numbers[2 * COLUMNS + c])
-            beside = tl.join(even, tl.join(numbers[COLUMNS + c], numbers[3 * COLUMNS + c]))
-        else:
-            beside = tl.join(numbers[c], numbers[COLUMNS + c])
-        tl.store(out_at, beside.reshape(out_at.shape), mask=live[:, None])
-        out_at += out_step
-
-
-@jit
 def beside_kernel(
     out,
     x,
@@ -226,7 +202,6 @@ def beside_kernel(
     ALIGNED: tl.constexpr,
     POINT_TYPE: tl.constexpr,
     GROUPS: tl.constexpr,
-    EACH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """out[r, c] as ``rows_kernel`` has it if TURNED, where out is contiguous along ``rows``, and so is x if there is
@@ -235,16 +210,13 @@ def beside_kernel(
     A thread has a part of a row: the columns of GROUPS counters, which it evaluates; and one more if its row begins
     within a counter, as elements then come from two. Neighbouring threads have neighbouring rows, so that they write
     neighbouring elements. rows, parts: see ``quotient``; there are ``threads``, BLOCK of them in a program.
-
-    EACH > 1, without x and of words of 32 bits: a thread has so many neighbouring rows, which follow each other in the
-    stream and together are GROUPS counters; ``rows`` counts groups of them. It writes a column of these at once.
     """
     keep(state)
     SHARED: tl.constexpr = 2 if WIDE else 4
     thread = tl.program_id(0).to(POINT_TYPE) * BLOCK + tl.arange(0, BLOCK)
     line = quotient(thread, rows)
     outer = quotient(line, parts)
-    row, part = (thread - line * rows[0]) * EACH, line - outer * parts[0]
+    row, part = thread - line * rows[0], line - outer * parts[0]
     column = part * (GROUPS * SHARED)
     first = as_i64(first)
     index = first + _start(outer, row, sizes, index_strides, True)
@@ -255,21 +227,7 @@ def beside_kernel(
     if x is not None:
         x_step = tl.full((), 1 if x_strides[2] is None else x_strides[2], tl.int64)
         x_at = x + (_start(outer, row, sizes, x_strides, True) + column * x_step)
-    if EACH > 1:
-        if (first & (SHARED - 1)) == 0:
-            to = out_at[:, None] + tl.arange(0, EACH)[None, :]
-            _write_several(
-                out, parameters, state, to, out_step, counter, thread < threads, NUMBER, PAIRED, GROUPS, EACH
-            )
-        else:
-            for i in tl.range(EACH):
-                own = index + i * (GROUPS * SHARED // EACH)
-                _write_beside(
-                    out, x, parameters, state, out_at + i, x_at, out_step, x_step, own >> 2,
-                    (own & (SHARED - 1)).to(tl.int32), column, count, NUMBER, PAIRED, WIDE,
-                    (GROUPS + EACH - 1) // EACH, True,
-                )  # fmt: skip
-    elif ALIGNED and (first & (SHARED - 1)) == 0:
+    if ALIGNED and (first & (SHARED - 1)) == 0:
         _write_beside(
             out, x, parameters, state, out_at, x_at, out_step, x_step, counter, skipped, column, count, NUMBER, PAIRED,
             WIDE, GROUPS, False,
