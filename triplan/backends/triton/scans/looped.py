@@ -17,13 +17,16 @@ STEP_US = 1.0
 #: vectors. Untuned.
 AHEAD, GROUPED_AHEAD = 4, 8
 #: Bytes of compute elements of a block of one such row: the fewer warps share it, the less they wait for each other. Of
-#: more blocks than FEW_STEPS each is twice as long, as few rows take the latency of each. Untuned.
-GROUPED_BYTES, FEW_STEPS = 4096, 4
+#: more blocks than FEW_STEPS each is twice as long, as few rows take the latency of each; of many rows of 6 or 8 blocks
+#: twice as long ones took longer on an H200.
+GROUPED_BYTES, FEW_STEPS = 4096, 16
 #: Microseconds of the loop itself.
 LOOP_US = 0.3
 #: Elements of up to 4 bytes that tiles of several crossed rows scan in a microsecond, bound by instructions; of 8
 #: bytes, half as many. From drawn problems on an H100 and an H200.
 CROSSED_PER_US = 1.6e5
+#: The same of blocks of such rows, whose lanes beyond the last element take as long as others. From two drawn problems.
+SHIFTED_PER_US = 6.3e5
 
 
 class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
@@ -69,8 +72,8 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
         at_once = SM_WARPS // self.tile.warps * max(target.sm_count, 1)
         waves, steps = -(-self.programs() // at_once), -(-self.rows.n // self.tile.block)
         us, loop = super().us(target), LOOP_US + (STEP_US + self.step_us()) * (waves * steps - 1)
-        us = max(us, loop) if self.is_shifted() and self.is_ahead() else us + loop
         held = self.programs() * steps * self.tile.rows * self.tile.block * self.compute.itemsize / 4
+        us = max(us, loop, held / SHIFTED_PER_US) if self.is_shifted() and self.is_ahead() else us + loop
         return max(us, held / CROSSED_PER_US) if self.rows.crossed and self.tile.rows > 1 else us
 
 
