@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import inspect
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any
 
 import pytest
@@ -618,21 +620,54 @@ def test_scales_vary_without_a_new_recording(answers: list[bool], device: str) -
         assert torch.equal(got, x.index_add(0, index, source, alpha=alpha))
 
 
-#: Calls that refuse some numbers: a call of a tensor and a number, numbers that it takes, and numbers that it refuses.
+def other_numbers(value: Any) -> Args:
+    """What may stand in place of a number, a flag or a list of numbers."""
+    if isinstance(value, bool):
+        return (not value,)
+    if isinstance(value, int):
+        return value + 1, value - 1, float(value)
+    if isinstance(value, float):
+        return -value, value + 0.7, 1e30
+    if isinstance(value, (list, tuple)) and value and all(isinstance(n, int) for n in value):
+        return type(value)(n + 1 for n in value), value[:-1]
+    return ()
+
+
+def with_defaults(function: Callable[..., Any], args: Args) -> Args:
+    """``args``, and the defaults of what may follow by position; floats between 0 and 1, which may be scales."""
+    rest = list(inspect.signature(function).parameters.values())[len(args) :]
+    known = takewhile(lambda p: p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not p.empty, rest)
+    return (*args, *(0.3 if type(p.default) is float else p.default for p in known))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_changed_numbers_are_noticed(name: str, answers: list[bool], device: str) -> None:
+    call = drawn(name, device)
+
+    def seeded(*args: Any) -> Any:
+        torch.manual_seed(7)
+        return call.ours(*[a.detach().clone() if isinstance(a, Tensor) else a for a in args])
+
+    args = with_defaults(call.ours, call.args)
+    if isinstance(outcome(seeded, args), tuple) and isinstance(outcome(seeded, args)[0], type):
+        args = call.args  # a default does not suit the others
+    for i, value in enumerate(args):
+        for other in other_numbers(value):
+            changed = (*args[:i], other, *args[i + 1 :])
+            forget()
+            expected = outcome(seeded, changed)
+            forget()
+            for _ in range(3):
+                seeded(*args)
+            same(outcome(seeded, changed), expected)
+
+
+#: Of what is not among NAMES: a call of a tensor and a number, numbers that it takes, and numbers that it refuses.
 REFUSING: dict[str, tuple[Callable[[Tensor, float], Any], tuple[float, ...], tuple[float, ...]]] = {
-    "dropout": (functional.dropout, (0.3, 0.3, 0.4), (1.5, -0.5)),
-    "dropout1d": (lambda x, p: functional.dropout1d(x[None], p), (0.3, 0.3, 0.4), (1.5, -0.5)),
     "uniform_": (lambda x, low: functional.uniform_(x, low, 0.75), (0.3, 0.3, 0.3), (0.8,)),
     "normal_": (lambda x, std: functional.normal_(x, 0.5, std), (0.3, 0.3, 0.4), (-0.5,)),
     "exponential_": (functional.exponential_, (0.3, 0.3, 0.4), (-0.5,)),
     "bernoulli_": (functional.bernoulli_, (0.3, 0.3, 0.4), (1.5, -0.5)),
-    "attention": (
-        lambda x, p: functional.scaled_dot_product_attention(*[x[None, None]] * 3, dropout_p=p),
-        (0.3, 0.3, 0.3),
-        (1.5, -0.5),
-    ),
-    "smooth_l1_loss": (lambda x, beta: functional.smooth_l1_loss(x, x, beta=beta), (0.3, 0.3, 0.3), (-0.5,)),
-    "huber_loss": (lambda x, delta: functional.huber_loss(x, x, delta=delta), (0.3, 0.3, 0.3), (-0.5,)),
 }
 
 

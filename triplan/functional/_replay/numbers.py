@@ -43,6 +43,7 @@ _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow
 _MADE = (*_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC), "neg", "abs", "bool", "int", "float", "round", "hash")
 for _name in (*_MADE, "trunc", "floor", "ceil"):
     setattr(Noted, f"__{_name}__", _used(getattr(float, f"__{_name}__")))
+Noted.__name__ = "float"  # what Python's errors say
 
 
 def plain(value: Any) -> Any:
