@@ -8,7 +8,7 @@ from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile, registers_for, warps_for
 from triplan.backends.triton.scans import looped_kernels as kernels
-from triplan.backends.triton.scans.shared import GROUPED_FROM, SCANS, ScanEntry
+from triplan.backends.triton.scans.shared import BACKWARD, GROUPED_FROM, SCANS, ScanEntry
 from triplan.sku import ElementKind, Target
 
 #: Microseconds of a step of the loop: the latency of its loads and of the step before. Untuned.
@@ -77,5 +77,5 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
         return max(us, held / CROSSED_PER_US) if self.rows.crossed and self.tile.rows > 1 else us
 
 
-class CumprodBackwardLooped(ScanLooped, ops=("cumprod_backward",)):
+class BackwardLooped(ScanLooped, ops=BACKWARD):
     sku_version = 1

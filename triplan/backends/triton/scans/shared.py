@@ -13,7 +13,8 @@ from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee, Target
 
 #: The ops that also take integers.
 SCANS = ("cumsum", "cumprod")
-OPS = (*SCANS, "cumprod_backward")
+BACKWARD = ("cumprod_backward",)
+OPS = (*SCANS, *BACKWARD)
 #: Elements of a tile at most, so that a few f32 arrays of its size fit into registers. Untuned.
 MOST = 4096
 #: Microseconds that an element of a thread takes which no vector holds; backward three times, reversed twice as long.
