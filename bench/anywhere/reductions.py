@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import triplan as tp
-from bench.anywhere.drawing import Draw, Peer, Tensors, described, placed
+from bench.anywhere.drawing import Draw, Peer, Tensors, described
 from triplan.descriptors.reductions import DEVIATIONS
 
 X, Y = tp.expr.operand("x"), tp.expr.operand("y")
@@ -79,7 +79,7 @@ def peers(desc: Any) -> dict[str, Peer]:
         found = call(t)
         return found if isinstance(found, dict) else {"out": found}
 
-    return {"torch": placed(outputs)}
+    return {"torch": outputs}
 
 
 def _ordered(x: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,8 @@ import triplan as tp
 from matrix import VECTORS, Build, Patterns, compiles, planned
 
 SIZES = ((4096, 96), (4096, 4096), (512, 32768), (512, 30001), (4096, 1001))
-#: Loads of vectors: of rows that begin anywhere they would fault.
-VECTOR_LOADS = r"ld\.global\S*\.v[24]"
+#: Loads of vectors, and of words of two elements of 16 bits: of rows that begin anywhere they would fault.
+VECTOR_LOADS, WORD_LOADS = r"ld\.global\S*\.v[24]", r"ld\.global\S*\.b32"
 
 
 def problems(op: str) -> Iterator[tp.Descriptor]:
@@ -32,7 +32,9 @@ def asks(desc: Any, entry: str, name: str) -> Patterns:
     packed = rows and all(o.layout.packed for o in desc.operands()) and desc.input_shape[-1] % 4096 == 0
     totals = entry == "split" and name == "scan_looped_kernel"  # there are few
     anywhere = rows and desc.input_shape[-1] % 2 == 1 and not totals
-    return ((VECTORS,) if packed and not totals else (), (VECTOR_LOADS,) if anywhere else ())
+    words = desc.element.itemsize == 2 and entry != "split"  # which reads totals of f32
+    forbidden = (VECTOR_LOADS, WORD_LOADS) if words else (VECTOR_LOADS,)
+    return ((VECTORS,) if packed and not totals else (), forbidden if anywhere else ())
 
 
 @compiles("cumsum", "cumprod", "cumprod_backward")

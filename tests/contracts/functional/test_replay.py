@@ -665,6 +665,7 @@ def test_changed_numbers_are_noticed(name: str, answers: list[bool], device: str
 #: Of what is not among NAMES: a call of a tensor and a number, numbers that it takes, and numbers that it refuses.
 REFUSING: dict[str, tuple[Callable[[Tensor, float], Any], tuple[float, ...], tuple[float, ...]]] = {
     "uniform_": (lambda x, low: functional.uniform_(x, low, 0.75), (0.3, 0.3, 0.3), (0.8,)),
+    "uniform_ of f16": (lambda x, low: functional.uniform_(x.half(), low, 60000.0), (0.3, 0.3, 0.3), (-60000.0,)),
     "normal_": (lambda x, std: functional.normal_(x, 0.5, std), (0.3, 0.3, 0.4), (-0.5,)),
     "exponential_": (functional.exponential_, (0.3, 0.3, 0.4), (-0.5,)),
     "bernoulli_": (functional.bernoulli_, (0.3, 0.3, 0.4), (1.5, -0.5)),
@@ -688,17 +689,27 @@ def test_numbers_are_refused_whatever_came_before(name: str, answers: list[bool]
         assert issubclass(first[0], Exception)
 
 
-def test_a_number_that_decides_is_no_scale(answers: list[bool], device: str) -> None:
+DECIDING: dict[str, Callable[[Tensor, float, float], Tensor]] = {
+    "compared": lambda x, a, b: functional.mul(x, a) if a > b else functional.neg(functional.mul(x, a)),
+    "compared with a scale": lambda x, a, b: functional.mul(x, b) if a < b else functional.neg(functional.mul(x, b)),
+    "a factor": lambda x, a, b: functional.mul(functional.mul(x, a), a * 2),
+    "a difference": lambda x, a, b: functional.mul(functional.mul(x, a), b) if b - a > 1 else functional.mul(x, a),
+    "torch's too": lambda x, a, b: functional.add(functional.mul(x, a), x.mul(a)),
+}
+
+
+@pytest.mark.parametrize("name", DECIDING)
+def test_a_number_that_decides_is_no_scale(name: str, answers: list[bool], device: str) -> None:
     """What is made of it, or how it compares, may have decided what was launched."""
+    decide = DECIDING[name]
 
     @replayed
-    def doubled(x: Tensor, by: float) -> Tensor:
-        y = functional.mul(x, by)
-        return functional.add(y, x) if by > 2.5 else functional.mul(y, by * 2)
+    def call(x: Tensor, a: float, b: float) -> Tensor:
+        return decide(x, a, b)
 
     x = torch.ones(9, 4, device=device)
-    for by in (2.25, 2.25, 2.25, 1.5, 3.5, 4.5, 4.5, 4.5, 2.25, 3.5):
-        assert torch.equal(doubled(x, by), x * by + x if by > 2.5 else x * by * (by * 2))
+    for a, b in ((2.25, 2.5), (2.25, 2.5), (2.25, 2.5), (2.75, 2.5), (0.0, 2.5), (0.0, 2.5), (0.0, -2.5), (-7.5, 2.5)):
+        assert torch.equal(call(x, a, b), decide(x, a, b))
 
 
 def test_one_tensor_given_twice(answers: list[bool], device: str) -> None:

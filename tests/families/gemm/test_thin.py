@@ -13,6 +13,7 @@ from proofs import MARKS, target
 import triplan as tp
 from triplan.backends.triton.gemm import gemv, outer
 from triplan.backends.triton.gemm.gemv import Block
+from triplan.backends.triton.gemm.matrices import I32_COUNTER_LIMIT
 
 #: Of one row, of one column, of both.
 VECTORS = ((1, 35, 70), (37, 1, 70), (1, 1, 70), (1, 5, 0), (0, 1, 3))
@@ -34,6 +35,24 @@ def problems(where: str, entry: str, element: str) -> Iterator[tp.Descriptor]:
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_every_layout_and_epilogue(where: str, entry: str, element: str) -> None:
     assert compared(problems(where, entry, element), lambda desc: required(desc, entry, target(where))) > 0
+
+
+def test_counters_of_k_do_not_wrap() -> None:
+    assert I32_COUNTER_LIMIT + max(gemv.DEPTHS) <= 2**31
+
+
+@pytest.mark.gpu
+def test_pieces_that_end_at_the_largest_i32() -> None:
+    desc = tp.GemmDescriptor(m=1, n=1, k=2**31 - 520_000, element="f16")
+    plan = required(desc, "gemv", target("gpu"))
+    args = plan.args_type(
+        a=torch.ones(1, desc.k, dtype=torch.float16, device="cuda"),
+        b=torch.zeros(desc.k, 1, dtype=torch.float16, device="cuda"),
+        c=torch.empty(1, 1, dtype=torch.float16, device="cuda"),
+    )
+    args.b[-3:] = 1
+    plan.run(args, tp.Workspace.allocate(plan, torch.device("cuda")))
+    assert args.c.item() == 3
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

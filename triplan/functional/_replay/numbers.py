@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from triplan.functional._replay.recording import Recording, recording
+from triplan.functional._replay.recording import Recording, TorchOp, recording
 
 #: Scales that ops may treat specially.
 SPECIAL = (0.0, 1.0, -1.0)
@@ -13,7 +13,10 @@ SPECIAL = (0.0, 1.0, -1.0)
 
 class Noted(float):
     """A float of a recorded call. The recording notes how comparisons of it come out, and whether anything else is made
-    of it: calls with another float are like this one only if all of them come out the same."""
+    of it: calls with another float are like this one only if all of them come out the same.
+
+    What reads it in C, as ``math`` does, is not noted: an op must not decide by such a function of a scale.
+    """
 
     __slots__ = ()
 
@@ -31,7 +34,7 @@ def _compared(symbol: str, compare: Callable[[float, Any], Any]) -> Callable[[No
 def _used(make: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Noted, *others: Any) -> Any:
         if (record := recording()) is not None:
-            record.used.append(self)
+            record.used += [self, *(other for other in others if type(other) is Noted)]
         return make(self, *others)
 
     return method
@@ -54,10 +57,23 @@ def plain(value: Any) -> Any:
 
 
 def is_scale(value: Any, given: Sequence[Any], record: Recording) -> bool:
-    """Whether ``value`` is a float that a plan was ``given``, and that decided nothing but comparisons."""
+    """Whether ``value`` is a float that a plan was ``given``, and that decided nothing but comparisons.
+
+    An op of torch that was given an equal float may have been given this one, which is a constant of its repetition.
+    """
     if type(value) is not Noted or any(value is used for used in record.used):
         return False
-    return plain(value) not in SPECIAL and any(value is s for s in given)
+    number = plain(value)
+    if number in SPECIAL or not any(value is s for s in given):
+        return False
+    ops = [step for step in record.steps if isinstance(step, TorchOp)]
+    return all(number not in numbers_in((*op.args, *op.kwargs.values())) for op in ops)
+
+
+def numbers_in(values: Sequence[Any]) -> set[float]:
+    """The floats among ``values``, and in lists of these."""
+    lists = [numbers_in(v) for v in values if isinstance(v, (list, tuple))]
+    return {v for v in values if isinstance(v, float)}.union(*lists)
 
 
 def other_outcomes(scales: Mapping[int, str], record: Recording) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -66,9 +82,9 @@ def other_outcomes(scales: Mapping[int, str], record: Recording) -> Iterator[tup
     scales: what reads such a float, by the identity of the recorded one.
     """
     for i, (value, symbol, other, outcome) in enumerate(record.comparisons):
-        if id(value) in scales:
-            right = scales.get(id(other), f"limit{i}")
-            yield f"({scales[id(value)]} {symbol} {right}) is not {outcome}", {f"limit{i}": plain(other)}
+        if id(value) in scales or id(other) in scales:
+            left, right = scales.get(id(value), f"left{i}"), scales.get(id(other), f"right{i}")
+            yield f"({left} {symbol} {right}) is not {outcome}", {f"left{i}": plain(value), f"right{i}": plain(other)}
 
 
 def differs(read: str, name: str, value: Any) -> str:

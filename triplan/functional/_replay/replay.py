@@ -28,14 +28,7 @@ from triplan.functional._replay.composed import Composition
 from triplan.functional._replay.node import hooks, node
 from triplan.functional._replay.numbers import SPECIAL, Noted, plain
 from triplan.functional._replay.program import NotRepeatable, Program, Repeat, expression
-from triplan.functional._replay.recording import (
-    Drawn,
-    Recording,
-    TorchOp,
-    View,
-    geometry,
-    recording,
-)
+from triplan.functional._replay.recording import Drawn, Recording, TorchOp, View, geometry, recording
 from triplan.functional._watching import nothing_watches, on_gpu, tensors_in, transformed
 
 Tensor = torch.Tensor

@@ -108,9 +108,9 @@ class Rows:
         """Bytes to which each contiguous row of ``o`` is aligned."""
         return min(o.alignment, self._distance(o) * o.element.itemsize)
 
-    def begins_between(self, o: Operand) -> bool:
-        """Whether ``o`` has contiguous rows, which begin between two vectors."""
-        return self._step(o, self.axis) is None and self._alignment(o) < 16
+    def begins_between(self, o: Operand, nbytes: int) -> bool:
+        """Whether ``o`` has contiguous rows, which begin between two vectors of ``nbytes``."""
+        return self._step(o, self.axis) is None and self._alignment(o) < nbytes
 
     def _distance(self, o: Operand) -> int:
         """A power of two that divides the distance between contiguous rows of ``o``, in elements."""

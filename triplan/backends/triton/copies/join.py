@@ -48,10 +48,10 @@ def _tiles(desc: JoinDescriptor) -> Tiles:
     across = min((widest, max(widest // 2, 1)), key=lambda n: -(-total // n) * n)
     mixed = Tiles(size // across, across, -(-desc.rows // (size // across)) * -(-total // across), True)
     fewer = own.programs * height * width > IDLE * mixed.programs * size
-    return mixed if _singly(desc) and fewer else own
+    return mixed if _has_no_vectors(desc) and fewer else own
 
 
-def _singly(desc: JoinDescriptor) -> bool:
+def _has_no_vectors(desc: JoinDescriptor) -> bool:
     """Whether no vectors of several elements begin where all rows and all inputs do."""
     bits = [power_of_two_in(n) for n in desc.widths if n]
     for o in desc.operands():

@@ -132,7 +132,7 @@ def gemv_pieces_kernel(
         x += product * x_batch
         y += product * y_batch
     row = (program % blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    first = piece * depth
-    end = tl.minimum(first + depth, k)
+    first = piece.to(k.dtype) * depth
+    end = first + tl.minimum(depth, k - first)  # first + depth may be 2**31
     acc = dots(x, y, row, rows, first, end, xr, xk, yk, DEPTH, ROWS, ACC)
     tl.store(partial + slab.to(tl.int64) * rows + row, acc, mask=row < rows)

@@ -94,7 +94,7 @@ LIMITS_POWER = 2.4
 OTHER_REGISTERS = 56
 #: The same where halves are loaded one by one: no copy of two bytes is asynchronous, so that a step waits in registers.
 OTHER_REGISTERS_SINGLE = 100
-#: The same where they are loaded as words, each of which has an address of its own.
+#: The same where they are loaded as words, each of which has an address of its own. Untuned.
 OTHER_REGISTERS_WORDS = 90
 #: Microseconds that a program of 8 warps takes longer for 1000 halves of C that vectors cannot write: nothing hides its
 #: epilogue. From gradients of 283 and 1025 rows and millions of columns, k of 32 and 46, on an H200.

@@ -22,7 +22,7 @@ FLAT_BLOCK, FLAT_WARPS, FLAT_FROM = 8192, 8, 64
 SMALL_FLAT = 1 << 18
 #: The tile of a row of at least as many elements that lie apart: parts of sectors are written close together. Of 256 to
 #: 8192 elements by 2 to 16 warps the best on an H200 for 11718 x 65535 f32 of which every other is written.
-APART_TILE = Tile(1, 512, 4)
+STRIDED_TILE = Tile(1, 512, 4)
 
 
 class LossBlocks(LossEntry):
@@ -71,8 +71,8 @@ class NllLossBlocks(LossBlocks, ops=NllLossBackwardDescriptor.ops()):
             small = self.rows.count * self.rows.n < SMALL_FLAT
             block, warps = (SMALL_BLOCK, SMALL_WARPS) if small else (FLAT_BLOCK, FLAT_WARPS)
             return Tile(ceil_power(block // self.rows.n + 2), block, warps)
-        if not (self.rows.unit or self.rows.across or self.rows.crossed) and self.rows.n >= APART_TILE.block:
-            return APART_TILE
+        if not (self.rows.unit or self.rows.across or self.rows.crossed) and self.rows.n >= STRIDED_TILE.block:
+            return STRIDED_TILE
         return self.rows.whole_tile(MOST) or self.block_tile()
 
     def flat(self) -> bool:

@@ -48,13 +48,13 @@ WARP_LOADS, WARP_INDEX_LOADS = 4, 2
 #: Bytes of a short vector, or of a lone element: a maximum's tile of such is half as large, as each has an address; and
 #: loads of a single warp for each channel then. Untuned.
 SHORT, SHORT_LOADS = 4, 9
-#: Columns at most of a maximum's window that are loaded at once even if they are more than these loads.
+#: Columns at most of a maximum's window that are loaded at once even if they are more than these loads. Untuned.
 WHOLE = 7
 #: Elements of windows that one multiprocessor reduces per microsecond, about ten instructions each. Untuned.
 SM_ELEMENTS_PER_US = 2e4
 #: Roundings of an f32 ``a / b``: 4 for div.full (PTX ISA: 2 units in the last place), 1 for converting the divisor; and
 #: of ``a * (1 / b)``, by which gradients are found.
-QUOTIENT, PRODUCT = 5, 6
+QUOTIENT, RECIPROCAL_PRODUCT = 5, 6
 
 
 def is_backward(desc: PoolProblem) -> bool:
@@ -265,7 +265,9 @@ def guarantee(desc: PoolProblem) -> Mapping[str, PrecisionGuarantee]:
     if isinstance(desc, MaxPool2dDescriptor):
         exact = bounds.guarantee(ElementKind.I64, bounds.EXACT, math_precision=MathPrecision.EXACT, batch=True)
         return {"out": bounds.guarantee(desc.element.compute, bounds.EXACT, batch=True), "indices": exact}
-    per_term = _steps(desc) + (0 if isinstance(desc, MaxProblem) else PRODUCT if is_backward(desc) else QUOTIENT)
+    per_term = _steps(desc) + (
+        0 if isinstance(desc, MaxProblem) else RECIPROCAL_PRODUCT if is_backward(desc) else QUOTIENT
+    )
     return bounds.of_outputs(desc, bounds.rounded(desc.element, desc.element.compute, 0, per_term, batch=True))
 
 

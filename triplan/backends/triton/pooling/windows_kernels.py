@@ -292,9 +292,9 @@ def pool_backward_kernel(
                     acc += tl.where(hit, g, 0.0)
                 elif divisor is None:
                     count = elements(start, end, height, PADDED) * elements(begin, stop, width, PADDED)
-                    acc += g * share(count, ACC)
+                    acc = tl.fma(g, share(count, ACC), acc)
                 else:
-                    acc += g * share(divisor, ACC)
+                    acc = tl.fma(g, share(divisor, ACC), acc)
     write(dx, dx_strides, image, row, column, channel, acc, inside)
 
 
@@ -360,5 +360,5 @@ def average_backward_kernel(
             loaded = loaded + (load_tile(own, taps[tap][1] & inside, 0.0, dout_strides[1] is None),)
         acc = tl.zeros((BLOCK_P, BLOCK_C), ACC)
         for tap in tl.static_range(ROWS * COLUMNS):
-            acc += loaded[tap].to(ACC) * taps[tap][2]
+            acc = tl.fma(loaded[tap].to(ACC), taps[tap][2], acc)
         store_tile(to + axis_offset(lane, dx_strides[1]), acc.to(dx.dtype.element_ty), inside, dx_strides[1] is None)

@@ -18,15 +18,15 @@ STEP_US = 1.0
 AHEAD, GROUPED_AHEAD = 4, 8
 #: Bytes of compute elements of a block of one such row: the fewer warps share it, the less they wait for each other. Of
 #: more blocks than FEW_STEPS each is twice as long, as few rows take the latency of each; of many rows of 6 or 8 blocks
-#: twice as long ones took longer on an H200.
+#: twice as long ones take longer. Untuned.
 GROUPED_BYTES, FEW_STEPS = 4096, 16
 #: Microseconds of the loop itself.
 LOOP_US = 0.3
 #: Elements of up to 4 bytes that tiles of several crossed rows scan in a microsecond, bound by instructions; of 8
 #: bytes, half as many. From drawn problems on an H100 and an H200.
 CROSSED_PER_US = 1.6e5
-#: The same of blocks of such rows, whose lanes beyond the last element take as long as others. From two drawn problems.
-SHIFTED_PER_US = 6.3e5
+#: The same of blocks of one row that no vectors are loaded of; lanes beyond its last element take as long. Untuned.
+SINGLY_PER_US = 6.3e5
 
 
 class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
@@ -40,7 +40,7 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
         many = r.has_many() and (r.lanes >= r.neighbours or not r.along)
         tile = r.block_tile(2 if self.backward else 1, crosses=many)
         block = min(tile.block, self.most() // tile.rows)
-        if not self.is_shifted():
+        if not self.without_vectors():
             return Tile(tile.rows, block, warps_for(tile.rows * block, self.element.itemsize))
         size = self.compute.itemsize
         if tile.rows == 1:
@@ -51,7 +51,7 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
         rows = min(2 * tile.rows, ceil_power(r.lanes))
         return Tile(rows, GROUPED_FROM, warps_for(rows * GROUPED_FROM, size))
 
-    def is_shifted(self) -> bool:
+    def without_vectors(self) -> bool:
         """Whether rows begin between two vectors, or have gaps: no thread has its elements in vectors."""
         apart = not (self.rows.vectors or self.rows.across or self.rows.crossed)
         return self.grouped() or (apart and not self.backward)
@@ -59,7 +59,7 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
     def is_ahead(self) -> bool:
         """Whether the next block is loaded while one is scanned."""
         each = self.tile.rows * self.tile.block // (32 * self.tile.warps)
-        most = GROUPED_AHEAD if self.is_shifted() else AHEAD
+        most = GROUPED_AHEAD if self.without_vectors() else AHEAD
         return not self.backward and each <= most and self.rows.n > self.tile.block
 
     def main(self) -> list[Launch]:
@@ -73,7 +73,7 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
         waves, steps = -(-self.programs() // at_once), -(-self.rows.n // self.tile.block)
         us, loop = super().us(target), LOOP_US + (STEP_US + self.step_us()) * (waves * steps - 1)
         held = self.programs() * steps * self.tile.rows * self.tile.block * self.compute.itemsize / 4
-        us = max(us, loop, held / SHIFTED_PER_US) if self.is_shifted() and self.is_ahead() else us + loop
+        us = max(us, loop, held / SINGLY_PER_US) if self.without_vectors() and self.is_ahead() else us + loop
         return max(us, held / CROSSED_PER_US) if self.rows.crossed and self.tile.rows > 1 else us
 
 

@@ -10,14 +10,14 @@ import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import axis_offset, group_lanes, row_pointers
-from triplan.backends.triton.scans.shared_kernels import combine, compose, edge, or_identity, scan, shared_out
+from triplan.backends.triton.scans.shared_kernels import combine, compose, edge, grouped_pointers, or_identity, scan
 
 
 @jit
 def _load(at, strides, block, live, n, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     """Block number ``block`` of the rows at ``at`` that are ``live``; 0 where there is no element."""
     col = block * BLOCK + tl.arange(0, BLOCK)[None, :]
-    found = shared_out(at, axis_offset(col, strides[2]), GROUP)
+    found = grouped_pointers(at, axis_offset(col, strides[2]), GROUP)
     return tl.load(found, mask=live & (block >= 0) & (col < n), other=0)
 
 

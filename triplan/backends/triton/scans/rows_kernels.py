@@ -10,7 +10,7 @@ import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import axis_offset, element_pointers, group_lanes, row_pointers
-from triplan.backends.triton.scans.shared_kernels import compose, or_identity, scan, shared_out
+from triplan.backends.triton.scans.shared_kernels import compose, grouped_pointers, or_identity, scan
 
 
 @jit
@@ -38,7 +38,7 @@ def scan_rows_kernel(
     outer, lane = group_lanes(tl.program_id(0), blocks, lanes, sizes, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
     live = (lane < lanes) & (col < n)
-    at = shared_out(row_pointers(x, x_strides, outer, sizes, lane), axis_offset(col, x_strides[2]), GROUP)
+    at = grouped_pointers(row_pointers(x, x_strides, outer, sizes, lane), axis_offset(col, x_strides[2]), GROUP)
     v = tl.load(at, mask=live, other=0).to(COMPUTE)
     y = scan(or_identity(v, live, PRODUCT), PRODUCT, REVERSE)
     tl.store(element_pointers(out, out_strides, outer, sizes, lane, col), y.to(out.dtype.element_ty), mask=live)

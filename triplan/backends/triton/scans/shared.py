@@ -32,7 +32,7 @@ class ScanEntry(Entry):
     #: Whether the compiler moves elements to other threads where it converts them.
     moves: ClassVar[bool] = True
     late = ("x", "dout", "out")  # each element is read once, by the launch that writes the results
-    sku_version = 2  # bits of rows that begin between two vectors (``group``), and of few rows side by side
+    sku_version = 2  # bits of rows that no vectors are loaded of (``group``, tiles), and of few rows side by side
 
     def __init__(self, desc: ScanDescriptor | CumprodBackwardDescriptor) -> None:
         super().__init__(desc)
@@ -60,9 +60,10 @@ class ScanEntry(Entry):
         return scan | {"GROUP": self.group()}
 
     def grouped(self) -> bool:
-        """Whether rows are read that begin between two vectors, whose elements stay with the threads that load them."""
+        """Whether rows are read that begin between two groups, whose elements stay with the threads that load them."""
         kept = not self.moves or self.element is self.compute
-        return not self.backward and kept and self.rows.begins_between(self.rows.operands[0])
+        each = min(GROUP * self.element.itemsize, 16)
+        return not self.backward and kept and self.rows.begins_between(self.rows.operands[0], each)
 
     def group(self) -> int:
         """Neighbours of a row that a thread loads one by one."""

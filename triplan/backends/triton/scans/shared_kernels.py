@@ -18,7 +18,7 @@ def combine(a, b, PRODUCT: tl.constexpr):
 
 
 @jit
-def shared_out(start, offset, GROUP: tl.constexpr):
+def grouped_pointers(start, offset, GROUP: tl.constexpr):
     """The addresses ``start + offset`` [ROWS, BLOCK], which each thread accesses GROUP neighbours of, one by one.
 
     A thread scans its neighbours without the others; of rows that begin between two vectors the compiler would give it

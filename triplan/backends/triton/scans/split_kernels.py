@@ -12,7 +12,7 @@ import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import axis_offset, row_pointers
-from triplan.backends.triton.scans.shared_kernels import combine, edge, or_identity, scan, shared_out
+from triplan.backends.triton.scans.shared_kernels import combine, edge, grouped_pointers, or_identity, scan
 
 
 @jit
@@ -36,7 +36,7 @@ def scan_totals_kernel(
     row = tl.program_id(0) // blocks
     col = (tl.program_id(0) % blocks).to(n.dtype) * BLOCK + tl.arange(0, BLOCK)[None, :]
     at = row_pointers(x, x_strides, row // lanes, sizes, row % lanes)
-    at = shared_out(at, axis_offset(col, x_strides[2]), GROUP if PRODUCT else 1)  # (a sum is no scan)
+    at = grouped_pointers(at, axis_offset(col, x_strides[2]), GROUP if PRODUCT else 1)  # (a sum is no scan)
     v = tl.load(at, mask=col < n, other=0, eviction_policy="evict_last")
     v = or_identity(v.to(COMPUTE), col < n, PRODUCT)
     if PRODUCT:
@@ -79,7 +79,7 @@ def scan_finish_kernel(
         before = tl.load(totals + tl.program_id(0) + 1, mask=block + 1 < blocks, other=PRODUCT)
     else:
         before = tl.load(totals + tl.program_id(0) - 1, mask=block > 0, other=PRODUCT)
-    at = shared_out(at, axis_offset(col, x_strides[2]), GROUP)
+    at = grouped_pointers(at, axis_offset(col, x_strides[2]), GROUP)
     v = tl.load(at, mask=live, other=0, eviction_policy="evict_first")
     y = combine(before, scan(or_identity(v.to(COMPUTE), live, PRODUCT), PRODUCT, REVERSE), PRODUCT)
     tl.store(to + axis_offset(col, out_strides[2]), y.to(out.dtype.element_ty), mask=live)
