@@ -13,7 +13,6 @@ from proofs import MARKS, target
 import triplan as tp
 from triplan.backends.triton.gemm import gemv, outer
 from triplan.backends.triton.gemm.gemv import Block
-from triplan.backends.triton.gemm.matrices import I32_COUNTER_LIMIT
 
 #: Of one row, of one column, of both.
 VECTORS = ((1, 35, 70), (37, 1, 70), (1, 1, 70), (1, 5, 0), (0, 1, 3))
@@ -38,7 +37,11 @@ def test_every_layout_and_epilogue(where: str, entry: str, element: str) -> None
 
 
 def test_counters_of_k_do_not_wrap() -> None:
-    assert I32_COUNTER_LIMIT + max(gemv.DEPTHS) <= 2**31
+    for k in (2**31 - 9000, 2**31 - 8000):
+        plan = required(tp.GemmDescriptor(m=1, n=1, k=k, element="f16"), "gemv", H200)
+        wide = dict(plan.launches[0].source().signature)["k"] == "i64"
+        assert wide or k + plan.launches[0].constexprs["DEPTH"] < 2**31
+        assert wide == (k > 2**31 - max(gemv.DEPTHS))
 
 
 @pytest.mark.gpu

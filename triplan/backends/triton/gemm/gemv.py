@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -185,7 +186,8 @@ def launches(desc: MatrixProductDescriptor, block: Block) -> list[Launch]:
         return []
     itemsize, pieces = desc.element.itemsize, block.count(desc.k)
     args, known = _factors(desc)
-    args["k"] = extent(desc.k, itemsize)
+    # A counter passes k by up to a block's depth.
+    args["k"] = replace(extent(desc.k, itemsize), wide=desc.k > 2**31 - max(DEPTHS))
     constants: Mapping[str, object] = {**known, "ROWS": block.rows, "DEPTH": block.depth, "ACC": TL[desc.sums]}
     if pieces == 1:
         epilogue, epilogue_constants = epilogue_arguments(desc)

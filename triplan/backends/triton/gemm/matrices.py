@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from triplan.descriptors import GemmBackwardDescriptor, Operand
 from triplan.descriptors.gemm import MatrixProductDescriptor
 
-#: Extents from here on are passed as i64: an i32 loop counter passes its bound by up to one step, at most 8192.
-I32_COUNTER_LIMIT = 2**31 - 2**13
+#: Extents from here on are passed as i64: an i32 loop counter passes its bound by up to one step, at most 512.
+I32_COUNTER_LIMIT = 2**31 - 2**9
 #: Letters of a SKU's layout, as BLAS names matrices: row-major, column-major, any strides.
 _BLAS_LETTERS = {1: "n", 0: "t", None: "x"}
 
