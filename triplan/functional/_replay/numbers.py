@@ -56,6 +56,11 @@ def plain(value: Any) -> Any:
     return float.__float__(value) if type(value) is Noted else value
 
 
+def as_float(value: bool | int | float) -> float:
+    """A float itself: replays tell those of a call by identity."""
+    return value if isinstance(value, float) else float(value)
+
+
 def is_scale(value: Any, given: Sequence[Any], record: Recording) -> bool:
     """Whether ``value`` is a float that a plan was ``given``, and that decided nothing but comparisons.
 

@@ -6,6 +6,7 @@ import torch
 
 from triplan.facade import CopyPlan
 from triplan.functional._plans import run
+from triplan.functional._replay.numbers import as_float
 from triplan.sku import ElementKind
 from triplan.sku.facts import fact
 
@@ -64,7 +65,7 @@ def write(out: Tensor, x: Tensor) -> None:
 def number(value: Number, dtype: torch.dtype) -> Number:
     """``value`` as a number that becomes ``dtype``, with torch's refusals."""
     if dtype.is_floating_point:
-        return value if isinstance(value, float) else float(value)
+        return as_float(value)
     if dtype is torch.bool:
         return int(bool(value))
     whole, info = int(value), torch.iinfo(dtype)

@@ -10,10 +10,11 @@ import torch
 from triplan.errors import shown
 from triplan.functional._forward import Linearity
 from triplan.functional._ops import RECORDED, Op, Recorded, overwritten
+from triplan.functional._replay.numbers import as_float
 from triplan.functional._replay.replay import replayed
 from triplan.functional._sharding import copied, is_dtensor, local_of, part, write
 from triplan.functional._watching import needs_grad
-from triplan.functional.random.engine import MAX_RANK, Tensor, as_float, next_state, require_floats, run_plan
+from triplan.functional.random.engine import MAX_RANK, Tensor, next_state, require_floats, run_plan
 
 __all__ = ["dropout", "dropout1d", "dropout2d", "dropout3d"]
 

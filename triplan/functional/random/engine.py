@@ -98,11 +98,6 @@ def run_plan(
     run(RandomPlan, operands, scalars=scalars, op=op, **options)
 
 
-def as_float(value: Number) -> float:
-    """A float itself: replays tell those of a call by identity."""
-    return value if isinstance(value, float) else float(value)
-
-
 def require_floats(name: str, t: Tensor) -> None:
     if t.dtype not in _FLOATS:
         raise NotImplementedError(f"{name}(): {t.dtype} is not supported, only f16, bf16, f32 and f64")

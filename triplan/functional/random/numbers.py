@@ -10,6 +10,7 @@ import torch
 
 from triplan.errors import shown
 from triplan.functional._ops import RECORDED, overwritten
+from triplan.functional._replay.numbers import as_float
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import broadcast
 from triplan.functional._sharding import is_dtensor, local_of, part, unsummed, write
@@ -17,7 +18,6 @@ from triplan.functional.random.engine import (
     MAX_RANK,
     Number,
     Tensor,
-    as_float,
     chosen,
     fillable,
     filled,
