@@ -68,10 +68,11 @@ def join_columns_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    """As ``join_kernel``, for narrow inputs: a program moves a tile of out, whose columns may come from several inputs.
+    """out[r, widths[0] + ... + widths[i - 1] + c] = inputs[i][r, c].
 
-    columns: sum(widths). Each column finds its input once for all rows of the tile. Pointers and widths are passed
-    without divisors, so that every access has one element.
+    Operands as in ``join_kernel``; columns: sum(widths). For narrow inputs: a program moves a tile of out whose columns
+    may come from several inputs. Each column finds its input once for all rows of the tile. Pointers and widths are
+    passed without divisors, so that every access has one element.
     """
     across = tl.cdiv(columns, BLOCK_COLUMNS)
     row = (tl.program_id(0) // across).to(POINT_TYPE) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
 from triplan.backends.triton.common.card import BYTES_PER_US, OVERLAPPED_LAUNCH_US
-from triplan.backends.triton.common.offsets import TL
+from triplan.backends.triton.common.offsets import TL, ceil_power
 from triplan.backends.triton.gemm import column_sums_kernels as kernels
 from triplan.backends.triton.gemm.arguments import extent, matrix_strides, pointer, vector_stride
 from triplan.backends.triton.gemm.matrices import is_elementwise
@@ -29,18 +29,14 @@ PROGRAMS = 528
 GAPS_US = 2.0
 
 
-def _power(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
-
-
 def _block(desc: GemmBackwardDescriptor, rows: int) -> tuple[int, int]:
     """Rows and columns that a program accumulates at a time, of ``rows``: as many elements where either is short."""
     elements = BLOCK_ELEMENTS_ELEMENTWISE if is_elementwise(desc.operand("dc")) else BLOCK_ELEMENTS
     if desc.element is ElementKind.F64:
         elements //= 2
     most = BLOCK_ROWS // 2 if desc.element is ElementKind.F64 else BLOCK_ROWS
-    height = min(max(most, elements // _power(desc.n)), MOST_BLOCK_ROWS, _power(rows))
-    return height, min(elements // height, MOST_BLOCK_COLUMNS, _power(desc.n))
+    height = min(max(most, elements // ceil_power(desc.n)), MOST_BLOCK_ROWS, ceil_power(rows))
+    return height, min(elements // height, MOST_BLOCK_COLUMNS, ceil_power(desc.n))
 
 
 def _chunks(desc: GemmBackwardDescriptor) -> tuple[int, int]:

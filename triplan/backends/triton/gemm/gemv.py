@@ -15,7 +15,7 @@ from typing import NamedTuple
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_two_in
 from triplan.backends.table import kernel
 from triplan.backends.triton.common.card import BYTES_PER_US, MAX_THREAD_REGISTERS, SECTOR
-from triplan.backends.triton.common.offsets import TL
+from triplan.backends.triton.common.offsets import TL, ceil_power
 from triplan.backends.triton.gemm import gemv_kernels as kernels, split_k
 from triplan.backends.triton.gemm.arguments import epilogue_arguments, extent, matrix_strides, pointer
 from triplan.backends.triton.gemm.entries import ELEMENTS, for_products
@@ -95,7 +95,7 @@ def blocks_of(desc: MatrixProductDescriptor) -> list[Block]:
     """Every block that suits the matrix's layout, with every number of pieces that k is long enough for."""
     o, along_k = matrix_of(desc)
     most = (BLOCK_ELEMENTS_ELEMENTWISE if is_elementwise(o) else BLOCK_ELEMENTS)[o.element.itemsize]
-    widths = DEPTHS if along_k else [min(w, 1 << (rows_of(desc) - 1).bit_length()) for w in WIDTHS]
+    widths = DEPTHS if along_k else [min(w, ceil_power(rows_of(desc))) for w in WIDTHS]
     shapes = []
     for elements in (most // s for s in SMALLER):
         for wide in (min(w, elements) for w in widths):

@@ -85,8 +85,8 @@ TF32_WITHOUT_WGMMA = 1.6
 #: an H100 and an H200.
 FEW_ACCUMULATORS, FEW_ACCUMULATORS_SLOWER = 8, 1.3
 BUSY_WARPS, LONE_SLOWER = 8, 1.25
-#: Factor on FMAs where A is row-major: its columns are read from shared memory with conflicts between banks. From both
-#: gradients of 3584 rows, n = 5120 and k = 177 on an H200.
+#: Factor on FMAs where A is row-major: its columns are read from shared memory with conflicts between banks.
+#: From a run on an H200 that is not published.
 ROWS_SLOWER = 1.4
 #: Exponent p of the p-norm that combines the limits.
 LIMITS_POWER = 2.4
@@ -97,7 +97,7 @@ OTHER_REGISTERS_SINGLE = 100
 #: The same where they are loaded as words, each of which has an address of its own. Untuned.
 OTHER_REGISTERS_WORDS = 90
 #: Microseconds that a program of 8 warps takes longer for 1000 halves of C that vectors cannot write: nothing hides its
-#: epilogue. From gradients of 283 and 1025 rows and millions of columns, k of 32 and 46, on an H200.
+#: epilogue. From runs on an H200 that are not published.
 LATE_WORDS_US = 0.1
 #: Bytes of shared memory that CUDA reserves for each block.
 RESERVED_SHARED_BYTES = 1024

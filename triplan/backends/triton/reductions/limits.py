@@ -56,8 +56,8 @@ SCATTERED = 264
 #: Programs that keep an H200 busy; with fewer, lines that are reduced side by side are divided into chunks. Untuned.
 BUSY = 1024
 #: As many where lines of bytes lie side by side, whose loads are narrow; and elements of their chunks at least if twice
-#: RESIDENT programs have some: shorter chunks read little beside the accumulators that they write. Chosen on an H200
-#: for 5213 x 5004 bool and 32 x 114046 x 192 u8.
+#: RESIDENT programs have some: shorter chunks read little beside the accumulators that they write. Chosen on an H200,
+#: by runs that are not published.
 NARROW_BUSY, NARROW_CHUNK = 2048, 192
 #: Programs that are all resident on an H200 even if their threads take all registers: two a multiprocessor.
 RESIDENT = 264
