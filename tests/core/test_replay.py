@@ -156,6 +156,28 @@ def test_the_fast_path_is_taken_and_forgets_nothing(monkeypatch: pytest.MonkeyPa
         plan.run(tp.IndexAddArgs(args.index, args.src, None))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("kinds", [2, 3])
+def test_two_signatures_take_turns_and_a_third_is_checked(monkeypatch: pytest.MonkeyPatch, kinds: int) -> None:
+    desc, args = problem("index_add", strided=True)
+    plan = tp.plan(desc, target=CPU)
+    full, original = [], type(plan).can_implement
+
+    def counting(self: Any, given: Any) -> tp.Support:
+        full.append(given)
+        return original(self, given)
+
+    monkeypatch.setattr(type(plan), "can_implement", counting)
+    src = torch.ones_like(args.src)
+    given = [(src, 0.5), (src, None), (src.t().contiguous().t(), 2.0)][:kinds]
+    for turn in range(4):
+        for x, alpha in given:
+            out = torch.zeros_like(args.out)
+            plan.run(tp.IndexAddArgs(args.index, x, out, alpha))
+            expected = torch.zeros_like(out).index_add_(0, args.index, x, alpha=1.0 if alpha is None else alpha)
+            assert torch.equal(out, expected), (turn, alpha)
+    assert len(full) == (2 if kinds == 2 else 12)
+
+
 def test_scalars_reach_the_kernel_every_time() -> None:
     desc, args = problem("index_add", strided=False)
     plan = tp.plan(desc, target=CPU)

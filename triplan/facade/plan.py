@@ -106,7 +106,7 @@ class Plan(Preparing, Generic[D, A]):
         entry, candidates = select(desc, preference, target, tuning)
         self = object.__new__(cls)
         self._entry = entry
-        self._loaded, self._replay = {}, None
+        self._loaded, self._replay, self._earlier = {}, None, None
         self.descriptor, self.preference, self.target, self.tuning = desc, preference, target, tuning
         self.key = canonical_key(desc, preference, target, tuning)
         self.candidates = candidates
@@ -115,8 +115,10 @@ class Plan(Preparing, Generic[D, A]):
 
     _entry: KernelRow
     _loaded: dict[tuple[str, int], tuple[LoadedKernel, ...]]
-    # That of the last accepted signature. Replaced whole: plans are shared by threads.
+    # Those of the last two signatures, as of calls with and without an optional operand. Plans are shared by threads:
+    # each is replaced whole, and a lost one is made again.
     _replay: Replay | None
+    _earlier: Replay | None
 
     # --- before a run ---
 
@@ -325,12 +327,21 @@ class Plan(Preparing, Generic[D, A]):
         self._check_workspace(workspace, self._written(args)[0].device, args)
 
     def _accept(self, args: A, workspace: Workspace | None) -> tuple[Replay, tuple[Any, ...]]:
-        """Check a call in full, and keep the replay of calls like it. Returns that replay and this call's values."""
+        """The replay that takes a call that the last one does not, and the call's values.
+
+        That of the signature before, or else a new one, which is kept: then the call is checked in full.
+        """
+        earlier = self._earlier
+        if earlier is not None and isinstance(args, self.args_type):
+            values = earlier.match(args, workspace)
+            if values is not None:
+                self._replay, self._earlier = earlier, self._replay
+                return earlier, values
         self._validate(args, workspace)
         replay = self._make_replay(args)
         # Whether a tensor that requires grad may be written depends on torch's grad mode, which a replay does not see.
         if not any(t.requires_grad for t in self._written(args)):
-            self._replay = replay
+            self._replay, self._earlier = replay, self._replay
         return replay, replay.values(args, workspace)
 
     def _make_replay(self, args: A, prepared: PreparedIndices | None = None) -> Replay:
