@@ -142,14 +142,15 @@ def torchs_modes(c: Case) -> Iterator[None]:
     debugging.fill_uninitialized_memory = False
     products.allow_tf32 = tf32 = str(getattr(c.desc, "math", None)) == "tf32"
     flags: Any = torch.backends.cudnn.flags  # untyped in torch
-    if c.deterministic:  # the first call imports torch's compiler: seconds
-        torch.use_deterministic_algorithms(True)
+    # use_deterministic_algorithms would also set the compiler's mode, and so import the compiler: seconds of each run.
+    if c.deterministic:
+        torch.set_deterministic_debug_mode("error")
     try:
         with flags(enabled=True, benchmark=True, deterministic=c.deterministic, allow_tf32=tf32):
             yield
     finally:
         if c.deterministic:
-            torch.use_deterministic_algorithms(False)
+            torch.set_deterministic_debug_mode("default")
         debugging.fill_uninitialized_memory, products.allow_tf32 = before
 
 
