@@ -20,6 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from triton.runtime import driver
 from triton.runtime.cache import triton_key
 
 import triplan as tp
@@ -102,9 +103,10 @@ def _stand_apart() -> None:
 
 
 def _compile(desc: tp.Descriptor, kernel: str, target: tp.Target, i: int) -> str:
-    """Compile launch ``i`` of a plan; what went wrong, or empty."""
+    """Compile launch ``i`` of a plan and Triton's launcher for it; what went wrong, or empty."""
     try:
-        compile_source(pinned(desc, kernel, target).launches[i].source(), target.arch)
+        binary = compile_source(pinned(desc, kernel, target).launches[i].source(), target.arch)
+        driver.active.launcher_cls(binary.src, binary.metadata)  # its C code, which a load would compile
     except tp.KernelInternal as e:
         return str(e)
     return ""
