@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.common.card import SM_WARPS
+from triplan.backends.triton.common.card import LAUNCH_US, SM_WARPS
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile, registers_for, warps_for
@@ -11,8 +11,9 @@ from triplan.backends.triton.scans import looped_kernels as kernels
 from triplan.backends.triton.scans.shared import BACKWARD, GROUPED_FROM, SCANS, ScanEntry
 from triplan.sku import ElementKind, Target
 
-#: Microseconds of a step of the loop: the latency of its loads and of the step before. Untuned.
-STEP_US = 1.0
+#: Microseconds of a step of the loop: the latency of its loads and of the step before. Untuned. And of a step whose
+#: elements are loaded ahead, of 8 bytes twice as long. From drawn problems on an H200.
+STEP_US, AHEAD_STEP_US = 1.0, 0.45
 #: Elements of a thread up to which registers also hold those of the next block; and of rows that begin between two
 #: vectors. Untuned.
 AHEAD, GROUPED_AHEAD = 4, 8
@@ -21,12 +22,15 @@ AHEAD, GROUPED_AHEAD = 4, 8
 #: twice as long ones take longer. Untuned.
 GROUPED_BYTES, FEW_STEPS = 4096, 16
 #: Microseconds of the loop itself.
-LOOP_US = 0.3
+LOOP_US = 0.2
+#: Microseconds of a step of a tile of several rows, for each of its warps: every thread combines the results of all
+#: other warps. Scanned from the end they take longer. From drawn problems on an H200.
+WARP_STEP_US, REVERSED_STEP = 0.18, 1.2
 #: Elements of up to 4 bytes that tiles of several crossed rows scan in a microsecond, bound by instructions; of 8
 #: bytes, half as many. From drawn problems on an H100 and an H200.
 CROSSED_PER_US = 1.6e5
-#: The same of blocks of one row that no vectors are loaded of; lanes beyond its last element take as long. Untuned.
-SINGLY_PER_US = 6.3e5
+#: Time relative to that if results have gaps in both directions. From drawn problems on an H200.
+GAPS = 2.2
 
 
 class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
@@ -69,12 +73,21 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
         return [self.launch(self.which[self.backward], registers=most, AHEAD=ahead)]
 
     def us(self, target: Target) -> float:
-        at_once = SM_WARPS // self.tile.warps * max(target.sm_count, 1)
-        waves, steps = -(-self.programs() // at_once), -(-self.rows.n // self.tile.block)
-        us, loop = super().us(target), LOOP_US + (STEP_US + self.step_us()) * (waves * steps - 1)
-        held = self.programs() * steps * self.tile.rows * self.tile.block * self.compute.itemsize / 4
-        us = max(us, loop, held / SINGLY_PER_US) if self.without_vectors() and self.is_ahead() else us + loop
-        return max(us, held / CROSSED_PER_US) if self.rows.crossed and self.tile.rows > 1 else us
+        sms = max(target.sm_count, 1)
+        waves, steps = -(-self.programs() // (SM_WARPS // self.tile.warps * sms)), -(-self.rows.n // self.tile.block)
+        us, wide = super().us(target), self.compute.itemsize // 4
+        if self.is_ahead() and self.without_vectors():
+            step = AHEAD_STEP_US * wide + self.step_us()
+            us = max(us, LAUNCH_US + self.step_us() + LOOP_US + step * (waves * steps - 1))
+        else:
+            us += LOOP_US + (STEP_US + self.step_us()) * (waves * steps - 1)
+        held = steps * self.tile.rows * self.tile.block
+        if self.tile.rows == 1:  # the busiest multiprocessor
+            return max(us, self.scanned_us(-(-self.programs() // sms) * sms * held))
+        us = max(us, LAUNCH_US + WARP_STEP_US * self.tile.warps * (REVERSED_STEP if self.reversed() else 1.0) * steps)
+        gaps = any(o.is_written and not o.layout.packed and o.layout.unit_axis is None for o in self.rows.operands)
+        crossed = self.programs() * held * wide / CROSSED_PER_US
+        return max(us, crossed * (GAPS if gaps else 1.0)) if self.rows.crossed else us
 
 
 class BackwardLooped(ScanLooped, ops=BACKWARD):

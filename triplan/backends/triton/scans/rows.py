@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.rows_entries import WholeRows
 from triplan.backends.triton.common.tiles import Tile, warps_for
 from triplan.backends.triton.scans import rows_kernels as kernels
@@ -11,6 +12,9 @@ from triplan.sku import Target
 #: Time relative to the estimate if tiles write parts of sectors: cumprod_backward of 1046496 x 128 bf16 whose dx is
 #: transposed takes 2478 us on an H100, estimated 778.
 PARTLY = 2.5
+#: Time of tiles whose threads do not have neighbours, relative to others of which no vectors are moved, in up to
+#: FEW_WARPS warps and in more. From drawn problems on an H200.
+SINGLY, FEW_WARPS = (0.9, 1.15), 4
 
 
 class ScanRows(WholeRows, ScanEntry, ops=OPS):
@@ -27,6 +31,13 @@ class ScanRows(WholeRows, ScanEntry, ops=OPS):
     def us(self, target: Target) -> float:
         """(Sectors that are written in part, where a result alone is contiguous across rows: see PARTLY.)"""
         us = super().us(target)
+        if self.rows.unit:
+            held = self.programs() * self.tile.rows * self.tile.block
+            apart = self.singly() and self.group() == 1
+            us = max(us, self.scanned_us(held) * (SINGLY[self.tile.warps > FEW_WARPS] if apart else 1.0))
         written = [o for o in self.rows.operands if o.is_written]
         partly = self.rows.crossed and self.tile.rows < self.rows.beside()
-        return us * PARTLY if partly and any(o.layout.unit_axis not in (None, self.rows.axis) for o in written) else us
+        if partly and any(o.layout.unit_axis not in (None, self.rows.axis) for o in written):
+            once = LAUNCH_US + self.step_us()
+            return once + (us - once) * PARTLY
+        return us

@@ -17,9 +17,16 @@ BACKWARD = ("cumprod_backward",)
 OPS = (*SCANS, *BACKWARD)
 #: Elements of a tile at most, so that a few f32 arrays of its size fit into registers. Untuned.
 MOST = 4096
-#: Microseconds that an element of a thread takes which no vector holds; backward three times, reversed twice as long.
-#: Fitted on an H100 to drawn problems of ``bench anywhere``.
-ELEMENT_US = 0.05
+#: Microseconds that an element of a thread takes which no vector holds; backward and reversed twice as long. Of
+#: rows that have vectors, backward takes the other time, as it reads neighbours of its elements, one by one. Fitted to
+#: drawn problems of ``bench anywhere``.
+ELEMENT_US, NEIGHBOURS_US = 0.055, 0.03
+#: Elements of contiguous rows that a card scans in a microsecond, by the bytes of a compute element: if no vectors are
+#: moved, forward and reversed, and reversed in vectors; lanes beyond the last element of a row take as long. (Forward
+#: scans in vectors are faster than memory.) From drawn problems on an H200.
+SCANNED_PER_US = {4: (6.3e5, 4e5, 5.5e5), 8: (3.1e5, 1.45e5, 1.45e5)}
+#: How much longer programs of the backward take.
+BACKWARD_PROGRAM = 1.2
 #: Neighbours that a thread has of a row which begins between two vectors, of up to 16 bytes; and elements of the
 #: shortest such tile. Untuned.
 GROUP, GROUPED_FROM = 4, 128
@@ -27,8 +34,8 @@ GROUP, GROUPED_FROM = 4, 128
 
 class ScanEntry(Entry):
     desc: ScanDescriptor | CumprodBackwardDescriptor
-    #: Of rows of few elements on an H100, drawn problems of ``bench anywhere``.
-    program_us = 3.0
+    #: Of rows of few elements on an H200, drawn problems of ``bench anywhere``.
+    program_us = 2.5
     #: Whether the compiler moves elements to other threads where it converts them.
     moves: ClassVar[bool] = True
     late = ("x", "dout", "out")  # each element is read once, by the launch that writes the results
@@ -47,23 +54,48 @@ class ScanEntry(Entry):
         return MOST * 4 // self.compute.itemsize // (2 if self.backward else 1)
 
     def step_us(self) -> float:
-        """Microseconds of a tile whose elements no vectors hold: a thread's are loaded and scanned one by one."""
-        each = self.tile.rows * self.tile.block / (32 * self.tile.warps)
-        way = 3 if self.backward else 2 if self.constants()["REVERSE"] else 1
-        return 0.0 if self.rows.vectors else ELEMENT_US * way * each
+        """Microseconds of a tile whose elements no vectors hold: a thread's are loaded and scanned one by one. (Rows of
+        one element are not scanned.)"""
+        each = self.tile.rows * self.tile.block / (32 * self.tile.warps) if self.tile.block > 1 else 0.0
+        if self.rows.vectors:
+            return NEIGHBOURS_US * each if self.backward else 0.0
+        way = 2 if self.backward or self.reversed() else 1
+        return ELEMENT_US * way * each / (2 if self.group() > 1 else 1)
+
+    def reversed(self) -> bool:
+        """Whether rows are scanned from their ends."""
+        return bool(getattr(self.desc, "reverse", False))
+
+    def scanned_us(self, held: float) -> float:
+        """Microseconds of scans of tiles of ``held`` elements of one row each, if instructions are the limit."""
+        singly = self.singly()
+        if self.backward or not (singly or self.reversed()):
+            return 0.0
+        forward, reverse, in_vectors = SCANNED_PER_US[self.compute.itemsize]
+        return held / (in_vectors if not singly else reverse if self.reversed() else forward)
+
+    def singly(self) -> bool:
+        """Whether no operand is moved in vectors."""
+        return all(self.rows.begins_between(o, self.grouped_bytes()) for o in self.rows.operands)
+
+    def grouped_bytes(self) -> int:
+        """Bytes of the neighbours that a thread has in a group."""
+        return min(GROUP * self.element.itemsize, 16)
 
     def reducing_us(self, programs: int, nbytes: float, target: Target) -> float:
         return super().reducing_us(programs, nbytes, target) + self.step_us()
 
+    def busy_us(self, programs: int, target: Target) -> float:
+        return super().busy_us(programs, target) * (BACKWARD_PROGRAM if self.backward else 1.0)
+
     def constants(self) -> dict[str, Any]:
-        scan = {"PRODUCT": int(self.desc.op == "cumprod"), "REVERSE": getattr(self.desc, "reverse", False)}
+        scan = {"PRODUCT": int(self.desc.op == "cumprod"), "REVERSE": self.reversed()}
         return scan | {"GROUP": self.group()}
 
     def grouped(self) -> bool:
         """Whether rows are read that begin between two groups, whose elements stay with the threads that load them."""
         kept = not self.moves or self.element is self.compute
-        each = min(GROUP * self.element.itemsize, 16)
-        return not self.backward and kept and self.rows.begins_between(self.rows.operands[0], each)
+        return not self.backward and kept and self.rows.begins_between(self.rows.operands[0], self.grouped_bytes())
 
     def group(self) -> int:
         """Neighbours of a row that a thread loads one by one."""
@@ -95,4 +127,4 @@ class ScanEntry(Entry):
 
     def numerics(self) -> str | None:
         found = super().numerics() if self.invariant() else None
-        return f"{found}.reverse" if found and getattr(self.desc, "reverse", False) else found
+        return f"{found}.reverse" if found and self.reversed() else found
