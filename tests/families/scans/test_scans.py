@@ -106,10 +106,14 @@ def test_rows_that_begin_anywhere(where: str, kernel: str | None, element: str) 
     shapes = {None: (3, 301), "rows": (3, 301), "looped": (3, 5001), "split": (2, 9001)}
     desc = tp.ScanDescriptor(op="cumsum", input_shape=shapes[kernel], scan_axis=1, element=element)
     crossed = desc.replace(input_shape=(2100, 301), layouts={"out": tp.Layout.strided(unit_axis=0)})
-    for one in (desc, desc.replace(reverse=True), *([crossed] if kernel == "looped" else [])):
+    few = {"f32": 9, "bf16": 17, "f64": 8}[element]  # of which a tile has 16, 32 or 8
+    pages = desc.replace(input_shape=(128, few, 301), scan_axis=2, layouts={"out": tp.Layout.strided(unit_axis=1)})
+    for one in (desc, desc.replace(reverse=True), *([crossed, pages] if kernel == "looped" else [])):
         plan = tp.plan(one, target=target(where), preference=tp.PlanPreference(kernel=kernel))
         if kernel == "looped":
-            assert plan.launches[0].constexprs["GROUP"] == (2 if element == "f64" else 4)
+            constants = plan.launches[0].constexprs
+            assert constants["GROUP"] == (2 if element == "f64" else 4)
+            assert constants["ROWS"] > 1 or one is not pages
         assert check_plan(plan, runs=1, passes=("unit",)).compared
 
 

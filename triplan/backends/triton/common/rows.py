@@ -108,9 +108,13 @@ class Rows:
         """Bytes to which each contiguous row of ``o`` is aligned."""
         return min(o.alignment, self._distance(o) * o.element.itemsize)
 
+    def is_along(self, o: Operand) -> bool:
+        """Whether each row of ``o`` is contiguous."""
+        return self._step(o, self.axis) is None
+
     def begins_between(self, o: Operand, nbytes: int) -> bool:
         """Whether ``o`` has contiguous rows, which begin between two vectors of ``nbytes``."""
-        return self._step(o, self.axis) is None and self._alignment(o) < nbytes
+        return self.is_along(o) and self._alignment(o) < nbytes
 
     def _distance(self, o: Operand) -> int:
         """A power of two that divides the distance between contiguous rows of ``o``, in elements."""

@@ -26,9 +26,9 @@ LOOP_US = 0.2
 #: Microseconds of a step of a tile of several rows, for each of its warps: every thread combines the results of all
 #: other warps. Scanned from the end they take longer. From drawn problems on an H200.
 WARP_STEP_US, REVERSED_STEP = 0.18, 1.2
-#: Elements of up to 4 bytes that tiles of several crossed rows scan in a microsecond, bound by instructions; of 8
-#: bytes, half as many. From drawn problems on an H100 and an H200.
-CROSSED_PER_US = 1.6e5
+#: Elements of up to 4 bytes that tiles of several crossed rows scan in a microsecond, bound by instructions: if rows
+#: are read along, or not; of 8 bytes, half as many. From drawn problems on an H100 and an H200.
+ALONG_PER_US, CROSSED_PER_US = 3.5e5, 1.6e5
 #: Time relative to that if results have gaps in both directions. From drawn problems on an H200.
 GAPS = 2.2
 
@@ -37,11 +37,14 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
     which = (kernels.scan_looped_kernel, kernels.cumprod_backward_looped_kernel)
     priority = 2
     moves = False
+    sku_version = 3  # bits of rows of whose results few are adjacent
 
     def find_tile(self) -> Tile:
         r = self.rows
-        # Several rows where they are crossed: if there are enough of them, and of none all elements are adjacent.
-        many = r.has_many() and (r.lanes >= r.neighbours or not r.along)
+        # Several rows where they are crossed, if there are enough of them. Of rows that are read along, whose results
+        # are adjacent to their neighbours', more than half as many as a tile has are enough.
+        fewest = r.neighbours // 2 + 1 if self.writes_across() else r.neighbours
+        many = r.has_many() and (r.lanes >= fewest or not r.along)
         tile = r.block_tile(2 if self.backward else 1, crosses=many)
         block = min(tile.block, self.most() // tile.rows)
         if not self.without_vectors():
@@ -54,6 +57,10 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
         # Twice as many rows as elsewhere: longer pieces are written, fewer of which share a sector with others.
         rows = min(2 * tile.rows, ceil_power(r.lanes))
         return Tile(rows, GROUPED_FROM, warps_for(rows * GROUPED_FROM, size))
+
+    def writes_across(self) -> bool:
+        """Whether rows are read along, and neighbouring results are adjacent."""
+        return self.rows.crossed and not self.backward and self.rows.is_along(self.rows.operands[0])
 
     def without_vectors(self) -> bool:
         """Whether rows begin between two vectors, or have gaps: no thread has its elements in vectors."""
@@ -86,7 +93,7 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
             return max(us, self.scanned_us(-(-self.programs() // sms) * sms * held))
         us = max(us, LAUNCH_US + WARP_STEP_US * self.tile.warps * (REVERSED_STEP if self.reversed() else 1.0) * steps)
         gaps = any(o.is_written and not o.layout.packed and o.layout.unit_axis is None for o in self.rows.operands)
-        crossed = self.programs() * held * wide / CROSSED_PER_US
+        crossed = self.programs() * held * wide / (ALONG_PER_US if self.writes_across() else CROSSED_PER_US)
         return max(us, crossed * (GAPS if gaps else 1.0)) if self.rows.crossed else us
 
 
