@@ -225,6 +225,23 @@ def test_padded_gradients_are_scaled(where: str, element: str, factor: float) ->
     assert torch.equal(store[..., 43:], before[..., 43:])
 
 
+@pytest.mark.parametrize(("rows", "n", "in_place"), [(16500, 255, True), (64600, 65, False)])
+@pytest.mark.parametrize("where", WHERE)
+def test_large_gradients_with_gaps_are_scaled(where: str, rows: int, n: int, in_place: bool) -> None:
+    """Every other element is one of the result; the others are left alone. Of two operands one lies transposed."""
+    store = torch.full((rows, 2 * n), 7.0, dtype=torch.bfloat16)
+    unscaled = torch.randn(n, rows, generator=torch.Generator().manual_seed(0)).bfloat16().T
+    dloss = torch.full((1,), -0.75, dtype=torch.bfloat16)
+    wanted = (unscaled.float() * dloss.float()).bfloat16()
+    if in_place:
+        store[:, ::2] = unscaled
+    store, unscaled, dloss = (t.to(target(where).device_type) for t in (store, unscaled, dloss))
+    args = tp.ScaleGradientArgs(dloss=dloss, dx=store[:, ::2], unscaled=None if in_place else unscaled)
+    tp.plan(tp.ScaleGradientDescriptor.from_args(args, in_place=in_place), target=target(where)).run(args)
+    assert torch.equal(store[:, ::2].cpu(), wanted)
+    assert (store[:, 1::2] == 7).all()
+
+
 # --- kernels in the interpreter ---
 
 
