@@ -300,12 +300,14 @@ class Plan:
         """The limit of registers per thread; None leaves it to ptxas, which raises occupancy then: it spills a few
         registers of i64 and their positions, and lets narrow loads wait for each other, so that few programs take two
         to three times as long (drawn problems on an H200). But occupancy hides the latency of many programs: with the
-        limit, sums of many odd rows or columns take longer.
+        limit, sums of many odd rows or columns take longer. (A line of scattered elements is divided among up
+        to twice SCATTERED programs, which rarely take all registers.)
         """
         spilled = self.kind.accumulates in POSITIONS and self.compute is ElementKind.I64
         narrow = self._aligned() < 16 and self._shift(self.tile) == 1 and not self.once
         extremum = self.kind.accumulates in EXTREMA and self.tile.warps >= WARPS
-        few = self.groups() * self.chunks <= RESIDENT
+        scattered = not (self.unit or self.own or self.rowed) and self.across is None and self.tile.rows == 1
+        few = self.groups() * self.chunks <= (2 * SCATTERED if scattered else RESIDENT)
         return MAX_THREAD_REGISTERS if spilled or (narrow and (extremum or few)) else None
 
     def taken(self, kernel: Any, given: Mapping[str, Any]) -> dict[str, Any]:
