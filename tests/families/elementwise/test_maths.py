@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -24,6 +24,14 @@ CPU = tp.Target.cpu()
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what the hardware does silently
 #: torch leaves these results open, or they are undefined: division of integers by 0, shifts beyond the width.
 POSITIVE = {"floor_divide", "truncate_divide", "remainder", "fmod", "pow", "bitwise_left_shift", "bitwise_right_shift"}
+
+#: Of Python's integers, whose quotients are exact and rounded down.
+DIVISIONS: dict[str, Callable[[int, int], int]] = {
+    "floor_divide": lambda x, y: x // y,
+    "remainder": lambda x, y: x % y,
+    "truncate_divide": lambda x, y: -(-x // y) if (x < 0) != (y < 0) else x // y,
+    "fmod": lambda x, y: x % y - (y if x % y and (x < 0) != (y < 0) else 0),
+}
 
 #: Integers that torch returns as they are, which the functional calls do, and a square that is no product in torch.
 ODD = {("square", "bool"), *((op, e) for op in ("nan_to_num", "round_decimals") for e in ("i32", "u8", "bool"))}
@@ -159,6 +167,23 @@ def _checked(op: str, elements: tuple[str, ...], where: str) -> int:
         for desc in descs:
             compared += check_plan(tp.plan(desc, target=target(where)), runs=1 if where == "interpret" else 2).compared
     return compared
+
+
+@pytest.mark.parametrize("op", ["truncate_divide", "floor_divide", "remainder", "fmod"])
+@pytest.mark.parametrize("where", WHERE)
+def test_integers_of_64_bits_are_divided(where: str, op: str) -> None:
+    """In 32 bits where they fit; also where one integer of a program does not, at both ends of what does."""
+    device = target(where).device_type
+    short = [0, 1, -1, 2, -3, 7, 65537, -99991, 2**31 - 1, 1 - 2**31]
+    for more in ([], [2**31], [-(2**31)], [2**32 + 1, -(2**40)], [2**63 - 1, -(2**63)]):
+        points = torch.tensor([*short, *more])
+        x, y = (g.reshape(-1) for g in torch.meshgrid(points, points, indexing="ij"))
+        defined = (y != 0) & ~((x == -(2**63)) & (y == -1))
+        x, y = x[defined], y[defined]
+        wanted = torch.tensor([DIVISIONS[op](a, b) for a, b in zip(x.tolist(), y.tolist(), strict=True)])
+        args = tp.BinaryArgs(x=x.to(device), y=y.to(device), out=torch.empty_like(x, device=device))
+        tp.plan(tp.BinaryDescriptor.from_args(args, op=op), target=target(where)).run(args)
+        assert torch.equal(args.out.cpu(), wanted), more
 
 
 def test_the_version_tells_which_ops_got_new_bits() -> None:

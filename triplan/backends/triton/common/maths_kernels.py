@@ -72,10 +72,35 @@ def reciprocal(x): return div(tl.full((), 1, x.dtype), x)
 
 
 @jit
+def _some(found):
+    """Whether any of ``found`` is true: in the whole program, so that it may branch."""
+    return tl.max(found.to(tl.int32)) > 0 if found.type.is_block() else found
+
+
+@jit
+def _is_long(x):
+    """Whether integers do not fit in 32 bits. (-2**31 does, but divided by -1 it overflows.)"""
+    return (x > 2147483647) | (x < -2147483647)
+
+
+@jit
+def _quotient(x, y):
+    """x / y rounded towards 0, of integers, y not 0. Of 64 bits a thread calls a function for each; so a program whose
+    integers all fit divides them in 32 bits."""
+    if x.dtype != tl.int64:
+        found = x // y
+    elif _some(_is_long(x) | _is_long(y)):
+        found = x // y
+    else:
+        found = (x.to(tl.int32) // y.to(tl.int32)).to(tl.int64)
+    return found
+
+
+@jit
 def truncate_divide(x, y):
     """x / y rounded towards 0. Integers divided by 0 give 0."""
     if x.dtype.is_int():
-        found = tl.where(y == 0, 0, x // tl.where(y == 0, 1, y))
+        found = tl.where(y == 0, 0, _quotient(x, tl.where(y == 0, 1, y)))
     else:
         found = trunc(div(x, y))
     return found
@@ -97,12 +122,6 @@ def floor_divide(x, y):
         found = tl.where(quotient != 0, down, libdevice.copysign(quotient * 0, x) * tl.where(y < 0, -1.0, 1.0))
         found = tl.where(y == 0, x * libdevice.copysign(y + float("inf"), y), found)
     return found
-
-
-@jit
-def _some(found):
-    """Whether any of ``found`` is true: in the whole program, so that it may branch."""
-    return tl.max(found.to(tl.int32)) > 0 if found.type.is_block() else found
 
 
 @jit
