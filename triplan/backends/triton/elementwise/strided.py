@@ -20,6 +20,9 @@ SLOWDOWN = 1.38
 #: Bytes a microsecond of the sectors that elements of a turned input lie in, one read for each element. (From drawn
 #: problems on an H200.)
 SECTORS_PER_US = 4.6e6
+#: Addresses of elements, of all operands, in a microsecond: of narrow elements their instructions are the limit. (From
+#: drawn problems on an H200.)
+ADDRESSES_PER_US = 1.25e6
 
 
 def applies(desc: ElementwiseDescriptor, target: Target) -> Support:
@@ -27,7 +30,9 @@ def applies(desc: ElementwiseDescriptor, target: Target) -> Support:
 
 
 def rank(desc: ElementwiseDescriptor, target: Target) -> float:
-    return max(geometry.bytes_us(desc, SLOWDOWN), LAUNCH_US + _sectors(desc) / SECTORS_PER_US)
+    whole = sum(o.numel == desc.operands()[-1].numel for o in geometry.tensors(desc))
+    addresses_us = desc.operands()[-1].numel * whole / ADDRESSES_PER_US
+    return max(geometry.bytes_us(desc, SLOWDOWN), LAUNCH_US + max(_sectors(desc) / SECTORS_PER_US, addresses_us))
 
 
 def _sectors(desc: ElementwiseDescriptor) -> float:
