@@ -17,8 +17,10 @@ from triplan.sku import ElementKind, Target
 
 #: Time relative to that of vectors where a thread loads single elements: of 16 bits, of more, and of rows with gaps;
 #: microseconds in which a row's maxima and sums are merged; and elements that one program has in a microsecond, of 16
-#: bits or by single elements, and of vectors of more. (From drawn problems on an H200.)
-NARROW, WIDE, GAPPED, MERGE_US, PER_US, WIDE_PER_US = 1.3, 1.0, 1.9, 0.2, 5000.0, 9000.0
+#: bits or by single elements, of vectors of more, and of f64, whose exponentials are many instructions. (From drawn
+#: problems on an H200.)
+NARROW, WIDE, GAPPED, MERGE_US = 1.3, 1.0, 1.9, 0.2
+PER_US, WIDE_PER_US, DOUBLE_PER_US = 5000.0, 9000.0, 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,11 @@ class CrossEntropyLooped(LoopedRows, CrossEntropyEntry, ops=CrossEntropyDescript
     def us(self, target: Target) -> float:
         """More than of whole rows, which need fewer exponentials, and whose threads wait for each other once less."""
         us, r, narrow = super().us(target), self.rows, self.element.itemsize == 2
-        if r.vectors:
-            us += MERGE_US
-        else:
+        if not r.vectors:
             us = LAUNCH_US + (GAPPED if not r.unit else NARROW if narrow else WIDE) * (us - LAUNCH_US)
-        alone = r.n / (PER_US if narrow or not r.vectors else WIDE_PER_US)
-        return max(us, LAUNCH_US + alone)
+        double = self.element is ElementKind.F64
+        alone = r.n / (DOUBLE_PER_US if double else PER_US if narrow or not r.vectors else WIDE_PER_US)
+        return MERGE_US + max(us, LAUNCH_US + alone)
 
     def find_tile(self) -> Loop:
         r, size = self.rows, self.element.itemsize

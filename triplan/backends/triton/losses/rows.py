@@ -18,8 +18,8 @@ from triplan.backends.triton.losses.shared import CrossEntropyEntry, LossEntry
 from triplan.descriptors import CrossEntropyDescriptor, NllLossDescriptor, Operand, ScaleGradientDescriptor
 from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
 
-#: Microseconds that tiles of many short rows take longer than a loop where no vectors are loaded: on an H200 8 x 63
-#: bf16 take 7.1 us, and looped 4.8.
+#: Microseconds that tiles of many short rows take longer than a loop where rows begin between vectors: on an H200
+#: 8 x 63 bf16 take 7.1 us, and looped 4.8.
 SEVERAL_US = 1.0
 #: Tiles of scale_gradient where neighbouring rows are adjacent in all operands, and in some; in some, of rows that
 #: leave a quarter of the columns empty; of fewer elements than SMALL, so that every multiprocessor has work. Untuned.
@@ -34,7 +34,7 @@ class CrossEntropyRows(WholeRows, CrossEntropyEntry, ops=CrossEntropyDescriptor.
     which, longest, narrow_above = (kernels.cross_entropy_rows_kernel,), (8192,), (8192,)
 
     def us(self, target: Target) -> float:
-        several = not self.rows.vectors and self.tile.block < FEW_WARPS_FROM
+        several = self.rows.unit and not self.rows.vectors and self.tile.block <= FEW_WARPS_FROM
         return super().us(target) + (SEVERAL_US if several else 0.0)
 
     def narrow(self) -> bool:
