@@ -163,6 +163,10 @@ class Rows:
         """Rows of a tile of ``neighbours``: not more than there are, but a power of two."""
         return min(self.neighbours, ceil_power(self.lanes))
 
+    def has_gaps(self) -> bool:
+        """Whether rows are contiguous in some operand neither in themselves nor across."""
+        return not (self.unit or self.across or self.crossed)
+
     def has_many(self) -> bool:
         """Whether there are enough rows for several ``neighbours`` a program."""
         return self.outer * self.groups(self.neighbours) >= ENOUGH

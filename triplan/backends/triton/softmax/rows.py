@@ -28,15 +28,20 @@ LEAST_PART, WIDE_PART, MORE = 16, 32, 5
 #: The shortest tile that is divided; and elements of a program that has several rows, and its warps: with fewer it took
 #: longer on an H100.
 DIVIDED_FROM, SEVERAL, SEVERAL_WARPS = 16, 1024, 4
-#: The longest such tile of packed rows that threads exchange instead. Untuned.
-EXCHANGED = 32
+#: The longest such tile of packed rows that threads exchange instead. Untuned. Microseconds for each element of a row
+#: that such a program takes, forward and backward. (From drawn problems on an H200.)
+EXCHANGED, EXCHANGED_US = 32, (0.03, 0.06)
 #: Elements of a program of several rows where neighbours are adjacent in no operand. Untuned.
 GAPPED = 1024
+#: Of longer rows with gaps: elements that a program has in a microsecond forward, but for as many, and those of all
+#: programs.
+#: (From drawn problems on an H200.)
+GAPPED_EACH, GAPPED_PER_US = 1000, 3.6e5
 #: Bytes of compute elements up to which a thread has whole rows, a vector of neighbours, where these lie side by side;
 #: and bytes that such a program loads at least, if it has few warps: smaller ones leave memory idle.
 MOST_BESIDE, SHORT_BYTES = 256, 4096
 #: How much longer than estimated long rows take of which a quarter of the lanes or more has no element, forward and
-#: backward, and the shortest such tile. (From drawn problems on an H200.)
+#: backward, if there are more than multiprocessors, and the shortest such tile. (From drawn problems on an H200.)
 IDLE, IDLE_FROM = (1.07, 1.15), 8192
 #: Of tiles whose rows are adjacent in some operands alone: elements that a program has in a microsecond, but for the
 #: first LATENT ones; and elements of a multiprocessor in one, forward and backward (half as many in tiles of more than
@@ -89,7 +94,7 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         if self.divided() and block <= SEVERAL:
             return Tile(SEVERAL // block, block, SEVERAL_WARPS)
         r = self.rows
-        if block <= GAPPED // 2 and not (r.unit or r.across or r.crossed):
+        if block <= GAPPED // 2 and r.has_gaps():
             return Tile(GAPPED // block, block, SEVERAL_WARPS)
         if found := self.few_rows(block):
             return found
@@ -111,8 +116,15 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
 
     def us(self, target: Target) -> float:
         us, tile = super().us(target), self.tile
-        if self.rows.vectors and tile.block >= IDLE_FROM and 4 * self.rows.n <= 3 * tile.block:
+        full = self.programs() > target.sm_count
+        if full and self.rows.vectors and tile.block >= IDLE_FROM and 4 * self.rows.n <= 3 * tile.block:
             us = LAUNCH_US + IDLE[self.backward] * (us - LAUNCH_US)
+        if self.exchanged():
+            us += EXCHANGED_US[self.backward] * self.rows.n
+        if self.rows.has_gaps() and tile.rows == 1:
+            each = 0 if self.backward else max(tile.block - GAPPED_EACH, 0) / GAPPED_EACH
+            alone = -(-self.programs() // max(target.sm_count, 1)) * each
+            return max(us, LAUNCH_US + max(alone, self.programs() * tile.block / GAPPED_PER_US))
         if not self.rows.crossed or tile.rows == 1:
             return us
         alone = (tile.rows * tile.block - LATENT) / CROSSED_EACH
