@@ -22,7 +22,7 @@ SINGLE_PER_US = ((2.5e5, 0.9e5), (4.2e5, 2.1e5))
 
 #: Microseconds that programs take longer backward where no vectors are loaded, of rows of more than SHORT_ROW elements,
 #: with gradients of weight or bias or where rows lie in several ways.
-ODD_US, SHORT_ROW = 1.5, 256
+ODD_US, SHORT_ROW = 1.5, 128
 
 
 class NormSplit(TurnedSplit, NormEntry, ops=OPS):
