@@ -29,6 +29,8 @@ WARP_STEP_US, REVERSED_STEP = 0.18, 1.2
 #: Elements of up to 4 bytes that tiles of several crossed rows scan in a microsecond, bound by instructions: if rows
 #: are read along, or not; of 8 bytes, half as many. From drawn problems on an H100 and an H200.
 ALONG_PER_US, CROSSED_PER_US = 3.5e5, 1.6e5
+#: The same where they are adjacent in all operands, by the bytes of an element; reversed they take longer.
+ACROSS_PER_US, REVERSED_ACROSS = {2: 3e5, 4: 1.5e5, 8: 0.9e5}, 1.3
 #: Time relative to that if results have gaps in both directions. From drawn problems on an H200.
 GAPS = 2.2
 
@@ -91,10 +93,14 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
         held = steps * self.tile.rows * self.tile.block
         if self.tile.rows == 1:  # the busiest multiprocessor
             return max(us, self.scanned_us(-(-self.programs() // sms) * sms * held))
-        us = max(us, LAUNCH_US + WARP_STEP_US * self.tile.warps * (REVERSED_STEP if self.reversed() else 1.0) * steps)
+        way = self.reversed()
+        us = max(us, LAUNCH_US + WARP_STEP_US * self.tile.warps * (REVERSED_STEP if way else 1.0) * steps)
+        held *= self.programs()
+        if self.rows.across:
+            return max(us, held / ACROSS_PER_US[self.element.itemsize] * (REVERSED_ACROSS if way else 1.0))
         gaps = any(o.is_written and not o.layout.packed and o.layout.unit_axis is None for o in self.rows.operands)
-        crossed = self.programs() * held * wide / (ALONG_PER_US if self.writes_across() else CROSSED_PER_US)
-        return max(us, crossed * (GAPS if gaps else 1.0)) if self.rows.crossed else us
+        each = wide * held / (ALONG_PER_US if self.writes_across() else CROSSED_PER_US)
+        return max(us, each * (GAPS if gaps else 1.0))
 
 
 class BackwardLooped(ScanLooped, ops=BACKWARD):

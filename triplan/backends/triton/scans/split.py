@@ -6,10 +6,8 @@ blocks before it. The division into blocks depends on a row's length alone.
 
 from __future__ import annotations
 
-import math
-
 from triplan.backends.runtime.launch import Int, Launch
-from triplan.backends.triton.common.card import LAUNCH_US
+from triplan.backends.triton.common.card import LAUNCH_US, SECTOR
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power
 from triplan.backends.triton.common.rows_entries import SplitRows
 from triplan.backends.triton.common.tiles import Tile, again_us, fits_grid, warps_for
@@ -24,8 +22,9 @@ FEWEST_BLOCKS = 4
 #: Passes that those of a product weigh in throughput, as the first also scans, for which sums take 2. From drawn
 #: problems on an H100.
 PRODUCTS = 3
-#: Elements a microsecond of rows of which neighbours are adjacent in all operands, or in some: each element that a
-#: program moves is in a sector of its own. From drawn problems on an H200.
+#: Elements a microsecond of rows of which neighbours are adjacent in all operands, where each element that a program
+#: moves is in a sector of its own; and in some operands, or where several are in a sector. From drawn problems on an
+#: H200.
 ACROSS_PER_US, CROSSED_PER_US = 3.5e4, 6e4
 
 
@@ -60,10 +59,12 @@ class ScanSplit(SplitRows, ScanEntry, ops=SCANS):
         once = self.reducing_us(count * self.blocks(), row / self.blocks(), target)
         passes, fixed = PRODUCTS if self.desc.op == "cumprod" else 2, LAUNCH_US + self.step_us()
         us = passes * (once - fixed) + 2 * fixed + again_us(count * row) + LAUNCH_US
-        if not self.rows.unit:
-            each = ACROSS_PER_US if self.rows.across else CROSSED_PER_US if self.rows.crossed else math.inf
-            return max(us, count * self.rows.n / each)
-        return max(us, once + self.scanned_us(count * self.blocks() * self.tile.block) * (passes - 1))
+        us = max(us, once + self.scanned_us(count * self.blocks() * self.tile.block) * (passes - 1))
+        r = self.rows
+        if not (r.across or r.crossed):
+            return us
+        apart = r.across and r.lanes * self.element.itemsize >= SECTOR
+        return max(us, count * r.n / (ACROSS_PER_US if apart else CROSSED_PER_US))
 
     def main(self) -> list[Launch]:
         blocks, programs = self.blocks(), self.rows.count * self.blocks()
