@@ -11,7 +11,7 @@ from triplan.backends.triton.common.rows import Rows
 from triplan.backends.triton.common.rows_entries import MOST_NARROW, WholeRows, flat_rows_of
 from triplan.backends.triton.common.tiles import Tile, registers_for
 from triplan.backends.triton.softmax import rows_kernels as kernels
-from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
+from triplan.backends.triton.softmax.shared import GAPPED_EACH, OPS, SoftmaxEntry
 from triplan.descriptors.base import RowsDescriptor
 from triplan.descriptors.softmax import AnySoftmaxDescriptor
 from triplan.sku import Target
@@ -33,10 +33,8 @@ DIVIDED_FROM, SEVERAL, SEVERAL_WARPS = 16, 1024, 4
 EXCHANGED, EXCHANGED_US = 32, (0.03, 0.06)
 #: Elements of a program of several rows where neighbours are adjacent in no operand. Untuned.
 GAPPED = 1024
-#: Of longer rows with gaps: elements that a program has in a microsecond forward, but for as many, and those of all
-#: programs.
-#: (From drawn problems on an H200.)
-GAPPED_EACH, GAPPED_PER_US = 1000, 3.6e5
+#: Of longer ones, elements of all programs in a microsecond. (From drawn problems on an H200.)
+GAPPED_PER_US = 3.6e5
 #: Bytes of compute elements up to which a thread has whole rows, a vector of neighbours, where these lie side by side;
 #: and bytes that such a program loads at least, if it has few warps: smaller ones leave memory idle.
 MOST_BESIDE, SHORT_BYTES = 256, 4096

@@ -13,6 +13,9 @@ from triplan.sku import PrecisionGuarantee
 
 #: Elements of a tile of few rows at most.
 MOST_FEW = 8192
+#: Elements that a program has in a microsecond forward, of a tile of one row with gaps, but for as many. (From drawn
+#: problems on an H200.)
+GAPPED_EACH = 1000
 OPS = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
 
 

@@ -5,9 +5,14 @@ Where programs write blocks of several rows of which each has many, a launch of 
 
 from __future__ import annotations
 
+from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.rows_entries import TurnedSplit
 from triplan.backends.triton.softmax import split_kernels as kernels
-from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
+from triplan.backends.triton.softmax.shared import GAPPED_EACH, OPS, SoftmaxEntry
+from triplan.sku import Target
+
+#: Elements of rows with gaps in a microsecond, of which programs load each twice. (From drawn problems on an H200.)
+GAPPED_PER_US = 2.3e5
 
 
 class SoftmaxSplit(TurnedSplit, SoftmaxEntry, ops=OPS):
@@ -22,3 +27,11 @@ class SoftmaxSplit(TurnedSplit, SoftmaxEntry, ops=OPS):
     def partials(self) -> tuple[str, ...]:
         """Maxima and sums of exponentials relative to them; backward, sums."""
         return ("totals",) if self.backward else ("tops", "totals")
+
+    def us(self, target: Target) -> float:
+        us = super().us(target)
+        if not self.rows.has_gaps():
+            return us
+        alone = 0.0 if self.backward else 2 * max(self.tile.block - GAPPED_EACH, 0) / GAPPED_EACH
+        held = self.rows.count * self.blocks() * self.tile.block
+        return max(us, LAUNCH_US + self.later_us() + max(alone, held / GAPPED_PER_US))
