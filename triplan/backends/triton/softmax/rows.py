@@ -11,7 +11,7 @@ from triplan.backends.triton.common.rows import Rows
 from triplan.backends.triton.common.rows_entries import MOST_NARROW, WholeRows, flat_rows_of
 from triplan.backends.triton.common.tiles import Tile, registers_for
 from triplan.backends.triton.softmax import rows_kernels as kernels
-from triplan.backends.triton.softmax.shared import GAPPED_EACH, OPS, SoftmaxEntry
+from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
 from triplan.descriptors.base import RowsDescriptor
 from triplan.descriptors.softmax import AnySoftmaxDescriptor
 from triplan.sku import Target
@@ -120,8 +120,7 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         if self.exchanged():
             us += EXCHANGED_US[self.backward] * self.rows.n
         if self.rows.has_gaps() and tile.rows == 1:
-            each = 0 if self.backward else max(tile.block - GAPPED_EACH, 0) / GAPPED_EACH
-            alone = -(-self.programs() // max(target.sm_count, 1)) * each
+            alone = -(-self.programs() // max(target.sm_count, 1)) * self.gapped_us()
             return max(us, LAUNCH_US + max(alone, self.programs() * tile.block / GAPPED_PER_US))
         if not self.rows.crossed or tile.rows == 1:
             return us

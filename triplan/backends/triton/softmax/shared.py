@@ -13,8 +13,8 @@ from triplan.sku import PrecisionGuarantee
 
 #: Elements of a tile of few rows at most.
 MOST_FEW = 8192
-#: Elements that a program has in a microsecond forward, of a tile of one row with gaps, but for as many. (From drawn
-#: problems on an H200.)
+#: Elements that a program has in a microsecond forward, of a tile of one row that it reads with gaps, but for as many.
+#: (From drawn problems on an H200.)
 GAPPED_EACH = 1000
 OPS = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
 
@@ -30,6 +30,11 @@ class SoftmaxEntry(Entry):
         if not self.rows.across or rows == self.rows.neighbours or rows * block > MOST_FEW:
             return None
         return Tile(rows, block, warps_for(rows * block, self.element.itemsize))
+
+    def gapped_us(self) -> float:
+        """Microseconds in which a program reads a tile of one row with gaps."""
+        read = all(o.is_written or self.rows.is_along(o) for o in self.rows.operands)
+        return 0.0 if self.backward or read else max(self.tile.block - GAPPED_EACH, 0) / GAPPED_EACH
 
     def traffic(self) -> tuple[int, int]:
         """As of any rows; but the sum of log_softmax's backward has terms of ``dout`` alone."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.rows_entries import TurnedSplit
 from triplan.backends.triton.softmax import split_kernels as kernels
-from triplan.backends.triton.softmax.shared import GAPPED_EACH, OPS, SoftmaxEntry
+from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
 from triplan.sku import Target
 
 #: Elements of rows with gaps in a microsecond, of which programs load each twice. (From drawn problems on an H200.)
@@ -32,6 +32,5 @@ class SoftmaxSplit(TurnedSplit, SoftmaxEntry, ops=OPS):
         us = super().us(target)
         if not self.rows.has_gaps():
             return us
-        alone = 0.0 if self.backward else 2 * max(self.tile.block - GAPPED_EACH, 0) / GAPPED_EACH
         held = self.rows.count * self.blocks() * self.tile.block
-        return max(us, LAUNCH_US + self.later_us() + max(alone, held / GAPPED_PER_US))
+        return max(us, LAUNCH_US + self.later_us() + max(2 * self.gapped_us(), held / GAPPED_PER_US))
