@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import H200
+from cases import H200, WHERE
 from cases.rows import PLACES
 from proofs import target
 
@@ -114,6 +114,21 @@ def test_rows_that_begin_anywhere(where: str, kernel: str | None, element: str) 
             constants = plan.launches[0].constexprs
             assert constants["GROUP"] == (2 if element == "f64" else 4)
             assert constants["ROWS"] > 1 or one is not pages
+        assert check_plan(plan, runs=1, passes=("unit",)).compared
+
+
+@pytest.mark.parametrize(("x", "out"), [("unit", "strided"), ("strided", "unit")])
+@pytest.mark.parametrize("where", WHERE)
+def test_gaps_beside_adjacent_rows(where: str, x: str, out: str) -> None:
+    """Of rows that are adjacent in one operand alone: consecutive threads access a row's elements in the other."""
+    kinds: dict[str, Any] = {"unit": tp.Layout.strided(unit_axis=0), "strided": "strided"}
+    for op, reverse in (("cumsum", False), ("cumprod", True)):
+        desc = tp.ScanDescriptor(op=op, input_shape=(2100, 301), scan_axis=1, element="f32", reverse=reverse)
+        desc = desc.replace(layouts={"x": kinds[x], "out": kinds[out]})
+        plan = tp.plan(desc, target=target(where), kernel="looped")
+        assert plan.launches[0].constexprs["ROWS"] > 1
+        strides = plan.launches[0].args["out_strides" if out == "strided" else "x_strides"]
+        assert strides[3] is not None
         assert check_plan(plan, runs=1, passes=("unit",)).compared
 
 

@@ -39,7 +39,8 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
     which = (kernels.scan_looped_kernel, kernels.cumprod_backward_looped_kernel)
     priority = 2
     moves = False
-    sku_version = 3  # bits of rows of whose results few are adjacent
+    along = True
+    sku_version = 3  # bits of rows of whose results few are adjacent, and of crossed ones that are read with gaps
 
     def find_tile(self) -> Tile:
         r = self.rows
@@ -104,4 +105,5 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
 
 
 class BackwardLooped(ScanLooped, ops=BACKWARD):
+    along = False
     sku_version = 1

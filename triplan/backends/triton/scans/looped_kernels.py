@@ -9,7 +9,13 @@ Operands of shape [outer, lanes, n], their strides and ``blocks``: see ``common/
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
-from triplan.backends.triton.common.rows_kernels import axis_offset, group_lanes, row_pointers
+from triplan.backends.triton.common.rows_kernels import (
+    axis_offset,
+    group_lanes,
+    load_rows,
+    row_pointers,
+    store_rows,
+)
 from triplan.backends.triton.scans.shared_kernels import combine, compose, edge, grouped_pointers, or_identity, scan
 
 
@@ -18,7 +24,7 @@ def _load(at, strides, block, live, n, BLOCK: tl.constexpr, GROUP: tl.constexpr)
     """Block number ``block`` of the rows at ``at`` that are ``live``; 0 where there is no element."""
     col = block * BLOCK + tl.arange(0, BLOCK)[None, :]
     found = grouped_pointers(at, axis_offset(col, strides[2]), GROUP)
-    return tl.load(found, mask=live & (block >= 0) & (col < n), other=0)
+    return load_rows(found, live & (block >= 0) & (col < n), 0, strides, "")
 
 
 @jit
@@ -63,7 +69,7 @@ def scan_looped_kernel(
         col = block * BLOCK + tl.arange(0, BLOCK)[None, :]
         live = (lane < lanes) & (col < n)
         y = combine(carried, scan(or_identity(v.to(COMPUTE), live, PRODUCT), PRODUCT, REVERSE), PRODUCT)
-        tl.store(to + axis_offset(col, out_strides[2]), y.to(out.dtype.element_ty), mask=live)
+        store_rows(to + axis_offset(col, out_strides[2]), y.to(out.dtype.element_ty), live, out_strides, "")
         carried = edge(y, BLOCK, REVERSE)
 
 

@@ -69,7 +69,7 @@ class ScanSplit(SplitRows, ScanEntry, ops=SCANS):
     def main(self) -> list[Launch]:
         blocks, programs = self.blocks(), self.rows.count * self.blocks()
         totals, wide = self.given["totals"], programs >= I32_LIMIT
-        strides = (None, Int(blocks, wide), None)
+        strides = (None, Int(blocks, wide), None, None)
         rows = {"x": totals, "out": totals, "x_strides": strides, "out_strides": strides, "sizes": None}
         rows |= {"lanes": Int(self.rows.count), "n": Int(blocks), "blocks": Int(self.rows.count)}
         return [
