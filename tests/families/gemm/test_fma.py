@@ -27,6 +27,7 @@ KERNEL, COPY, SUMS = "fma_kernel", "matrix_copy_kernel", "pieces_kernel"
         ({"layouts": {"a": "strided"}}, [COPY, KERNEL]),
         ({"layouts": {"a": "strided", "b": "strided"}}, [COPY, COPY, KERNEL]),
         ({"n": 4095, "k": 4095, "layouts": {"a": LOOSE_COLUMN, "b": LOOSE_ROW}}, [KERNEL]),
+        ({"m": 255, "n": 12288, "k": 1 << 16, "layouts": {"a": LOOSE_COLUMN}}, [COPY, KERNEL, SUMS]),
         ({"reads_c0": True}, [KERNEL, SUMS]),
         ({"epilogue": "gelu"}, [KERNEL, SUMS]),
         ({"m": 512, "n": 512, "k": 1 << 16}, [KERNEL, SUMS]),
@@ -74,6 +75,20 @@ def test_rows_that_begin_anywhere_are_stored_by_adjacent_threads() -> None:
     for change, single in (({}, False), ({"n": 4095}, True), ({"n": 4095, "layouts": {"c": COLUMN}}, False)):
         (launch,) = fma.launches(SQUARE.replace(**change), Split(fma.TILES[2], 1))
         assert launch.constexprs["C_SINGLE"] is single
+
+
+def test_copies_and_partial_sums_of_odd_rows_are_read_and_written_in_vectors() -> None:
+    """Their rows are rounded up to vectors, and the extents that loads and stores are masked with include the zeros."""
+    a_copied = tp.GemmDescriptor(m=255, n=12287, k=1 << 16, element="f32", layouts={"a": LOOSE_COLUMN})
+    b_copied = tp.GemmDescriptor(m=256, n=177, k=1 << 16, element="f32", layouts={"b": COLUMN})
+    for desc, vectors, rows, columns, stored in (
+        (a_copied, (4, 1), 256, 12287, 12288),
+        (b_copied, (4, 4), 256, 180, 180),
+    ):
+        _, launch, _ = fma.launches(desc, Split(fma.TILES[1], 4))
+        assert (launch.constexprs["A_VECTOR"], launch.constexprs["B_VECTOR"]) == vectors
+        assert [launch.args[x].value for x in ("a_rows", "b_columns", "n")] == [rows, columns, stored]  # type: ignore[union-attr]
+        assert not launch.constexprs["C_SINGLE"]
 
 
 def problems(m: int, n: int, k: int) -> Iterator[tp.Descriptor]:

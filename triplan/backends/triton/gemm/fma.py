@@ -13,7 +13,7 @@ from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_
 from triplan.backends.table import Configuration, kernel
 from triplan.backends.triton.common.card import MAX_THREAD_REGISTERS
 from triplan.backends.triton.gemm import copies
-from triplan.backends.triton.gemm.arguments import epilogue_arguments, pointer, product_arguments
+from triplan.backends.triton.gemm.arguments import epilogue_arguments, extent, pointer, product_arguments
 from triplan.backends.triton.gemm.copies import MatrixCopy
 from triplan.backends.triton.gemm.entries import for_products
 from triplan.backends.triton.gemm.fma_kernels import fma_kernel
@@ -26,7 +26,7 @@ from triplan.backends.triton.gemm.matrices import (
     unit_axis,
     vector_elements,
 )
-from triplan.backends.triton.gemm.split_k import Split, partial_bytes, sum_launch, sum_us
+from triplan.backends.triton.gemm.split_k import Split, padded_columns, partial_bytes, sum_launch, sum_us
 from triplan.backends.triton.gemm.tile_shapes import Tile, programs_of
 from triplan.backends.triton.gemm.tma import ACTIVATIONS
 from triplan.descriptors import Operand
@@ -64,22 +64,46 @@ SINGLE = 1.06
 #: Factor on it in tiles of few columns, which load more of A; and where its rows are loaded one element at a time. From
 #: products of 33 and 73 columns on an H100.
 NARROW, NARROW_SINGLE = 1.1, 1.4
-#: Bytes of partial sums per microsecond where rows of C begin at any element: they are written one at a time.
+#: Bytes of partial sums per microsecond where their rows begin at any element: they are written one at a time.
 SINGLE_BYTES_PER_US = 1e6
+#: Factor on FMAs in tiles of 128 rows for a row-major A, up to so many waves: 64 rows have less to begin with. From
+#: products of 361 to 3584 rows on an H200.
+TALL_ROWS, TALL_ROWS_WAVES = 1.03, 2
+#: A column-major A whose rows begin anywhere is copied if that takes at most such a part of the FMAs' own time, on
+#: COPIED_SMS multiprocessors: vector loads save more, and let the widest tile be taken. From 255 rows on an H200.
+COPIED_SHARE, COPIED_SMS = 0.02, 132
+#: Of splits whose estimates are within this factor of the lowest, that of the fewest pieces is taken.
+NEAR = 1.005
 
 
 @fact
 def moved(desc: MatrixProductDescriptor) -> tuple[MatrixCopy, ...]:
-    """The factors that are copied: an A without unit stride, and a B that is not row-major."""
+    """The factors that are copied: an A without unit stride, a B that is not row-major, and a column-major A whose rows
+    begin anywhere, if it is small beside the product."""
     a, b = desc.operand("a"), desc.operand("b")
     found = (MatrixCopy(a, 1),) if unit_axis(a) is None else ()
+    if unit_axis(a) == 0 and is_elementwise(a):
+        copy, fmas_us = MatrixCopy(a, 0), 2e-6 * a.numel * desc.n * WIDE_MFLOP_US / COPIED_SMS
+        found = (copy,) if copy.cost_us <= COPIED_SHARE * fmas_us else ()
     return found if is_row_major(b) else (*found, MatrixCopy(b, 1))
+
+
+@fact
+def _as_read(desc: MatrixProductDescriptor) -> MatrixProductDescriptor:
+    """The problem on the copies. Those that lie along C have zeros behind each row, which m and n include."""
+    along = {"a": (0, "m"), "b": (1, "n")}
+    wider = {
+        extent: copy.leading
+        for copy in moved(desc)
+        for axis, extent in (along[copy.operand.name],)
+        if copy.unit == axis
+    }
+    return copies.of_copies(desc, moved(desc)).replace(symmetric=False, **wider)
 
 
 def _factors(desc: MatrixProductDescriptor) -> tuple[Operand, Operand]:
     """A and B as the kernel reads them."""
-    inner = copies.of_copies(desc, moved(desc))
-    return inner.operand("a"), inner.operand("b")
+    return _as_read(desc).operand("a"), _as_read(desc).operand("b")
 
 
 def _vector(o: Operand) -> int:
@@ -103,25 +127,25 @@ def launches(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
     """Copies, ``fma_kernel``, and the sums of its pieces; nothing for an empty C."""
     if desc.operand("c").numel == 0:
         return []
-    inner = copies.of_copies(desc, moved(desc))
-    return copies.around(moved(desc), _on_lines(inner, split))
+    return copies.around(moved(desc), _on_lines(desc, split))
 
 
 def _on_lines(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
     """The launches on factors with unit stride."""
-    tile, summed = split.tile, _is_summed(desc, split)
-    args, constants = product_arguments(desc, tile)
+    tile, summed, (a, b) = split.tile, _is_summed(desc, split), _factors(desc)
+    args, constants = product_arguments(copies.of_copies(desc, moved(desc)), tile)
     del constants["WHOLE_K"], constants["PRECISION"]
     cut: dict[str, Arg] = {"c": pointer(desc.operand("c")), "depth": None}
-    result = desc
+    result, leading = desc, padded_columns(desc)
     if summed:
-        kept = {name: o for name, o in dict(desc.layouts).items() if name in ("a", "b")}
-        result = desc.replace(epilogue="identity", reads_c0=False, saves_pre=False, symmetric=False, layouts=kept)
+        plain = {"epilogue": "identity", "reads_c0": False, "saves_pre": False, "symmetric": False, "layouts": {}}
+        result = desc.replace(n=leading, **plain)
         depth = split.depth(desc.k)
         cut = {"c": Scratch(0, desc.sums), "depth": Int(depth, divisibility=power_of_two_in(depth))}
+        args["n"] = extent(leading, desc.sums.itemsize)
     epilogue, known = epilogue_arguments(result)
     if summed:
-        slab = desc.m * desc.n
+        slab = desc.m * leading
         epilogue["c_batch"] = Int(slab, wide=True, divisibility=power_of_two_in(slab))
         del epilogue["alpha"]
         known["alpha"] = 1.0
@@ -129,16 +153,23 @@ def _on_lines(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
     launch = Launch(
         fma_kernel,
         split.count(desc.k) * programs_of(desc, tile),
-        {**args, **epilogue, **cut, "products": Int(math.prod(desc.lead)) if desc.lead else None},
+        {
+            **args,
+            **epilogue,
+            **cut,
+            "products": Int(math.prod(desc.lead)) if desc.lead else None,
+            "a_rows": extent(a.shape[-2], a.element.itemsize),
+            "b_columns": extent(b.shape[-1], b.element.itemsize),
+        },
         {
             **constants,
             **known,
             "STAGES": tile.stages,
             "WARPS_M": tile.warps // warps_n,
             "WARPS_N": warps_n,
-            "A_VECTOR": _vector(desc.operand("a")),
-            "B_VECTOR": _vector(desc.operand("b")),
-            "A_ROWS": is_row_major(desc.operand("a")),
+            "A_VECTOR": _vector(a),
+            "B_VECTOR": _vector(b),
+            "A_ROWS": is_row_major(a),
             "C_SINGLE": tile.n >= WARP_N and _stores_singly(result),
             "ACTIVATION": ACTIVATIONS[result.activation],
         },
@@ -146,7 +177,7 @@ def _on_lines(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
         overlaps=True,
         max_registers=MAX_THREAD_REGISTERS,
     )
-    return [launch, sum_launch(desc, split.count(desc.k))] if summed else [launch]
+    return [launch, sum_launch(desc, split.count(desc.k), leading)] if summed else [launch]
 
 
 def fma_us(desc: MatrixProductDescriptor, split: Split, target: Target) -> float:
@@ -157,13 +188,15 @@ def fma_us(desc: MatrixProductDescriptor, split: Split, target: Target) -> float
     rate = WIDE_MFLOP_US if resident == 1 else MFLOP_US
     a, b = _factors(desc)
     slower = SINGLE ** sum(_vector(o) == 1 for o in (a, b))
+    if is_row_major(a) and tile.m == 128 and tile.n >= WARP_N and waves <= TALL_ROWS_WAVES:
+        slower *= TALL_ROWS
     if tile.n < WARP_N:
         slower *= NARROW_SINGLE if _vector(a) == 1 and is_row_major(a) else NARROW
     computed = waves * resident * 2e-6 * tile.m * tile.n * split.depth(desc.k) * rate * slower
     found = FIXED_US + computed + max(waves - 1, 0) * BETWEEN_US + sum(copy.cost_us for copy in moved(desc))
     if _is_summed(desc, split):
         found += sum_us(desc, pieces, target)
-        if desc.n % vector_elements(desc.element.itemsize):
+        if padded_columns(desc) % vector_elements(desc.sums.itemsize):
             found += partial_bytes(desc, split) / SINGLE_BYTES_PER_US
     return found
 
@@ -193,8 +226,10 @@ def splits_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Split, ...
 
 @fact
 def cheapest(desc: MatrixProductDescriptor, target: Target) -> Split:
-    """The split of the lowest estimate; of equal ones that of the fewest pieces."""
-    return min(splits_of(desc, target), key=lambda split: (fma_us(desc, split, target), split.pieces))
+    """The split of the lowest estimate; of near ones that of the fewest pieces."""
+    found = {split: fma_us(desc, split, target) for split in splits_of(desc, target)}
+    near = [split for split, us in found.items() if us <= NEAR * min(found.values())]
+    return min(near, key=lambda split: (split.pieces, found[split]))
 
 
 def supports(desc: MatrixProductDescriptor, target: Target) -> Support:

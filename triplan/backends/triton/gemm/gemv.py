@@ -223,7 +223,7 @@ def launches(desc: MatrixProductDescriptor, block: Block) -> list[Launch]:
             overlaps=True,
             max_registers=MAX_THREAD_REGISTERS,
         ),
-        split_k.sum_launch(desc, pieces),
+        split_k.sum_launch(desc, pieces, desc.n),
     ]
 
 

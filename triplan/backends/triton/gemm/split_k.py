@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from triplan.backends.runtime.launch import Int, Launch, Scratch, power_of_two_in
@@ -25,6 +25,7 @@ from triplan.backends.triton.gemm.matrices import (
     is_elementwise,
     lacks_unit_stride,
     layout,
+    vector_elements,
 )
 from triplan.backends.triton.gemm.tile_costs import tile_us
 from triplan.backends.triton.gemm.tile_shapes import Tile, programs_of, tiles_of
@@ -52,6 +53,8 @@ SUM_TALL, SUM_WIDE = (64, 8), (4, 128)
 SUM_LAUNCH_US = {ArchSku.SM90A: 0.5, ArchSku.SM80: 0.8, ArchSku.CPU: 0.8}
 #: Bytes of partial sums per microsecond that pass the L2 cache. Fitted, as in ``tile_costs``.
 PARTIAL_BYTES_PER_US = 3.6e6
+#: Rows of partial sums are rounded up to whole vectors if that adds at most such a part of them.
+MOST_PADDING = 1 / 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,14 @@ def split_us(desc: MatrixProductDescriptor, split: Split, target: Target) -> flo
     return tile_us(desc, split.tile, target, split.pieces) + sum_us(desc, split.pieces, target)
 
 
+def padded_columns(desc: MatrixProductDescriptor) -> int:
+    """Elements from one row of partial sums to the next: whole vectors, if this adds little, so that rows of an odd n
+    are written and read in vectors too."""
+    width = vector_elements(desc.sums.itemsize)
+    padded = -(-desc.n // width) * width
+    return padded if padded - desc.n <= MOST_PADDING * desc.n else desc.n
+
+
 def sum_us(desc: MatrixProductDescriptor, pieces: int, target: Target) -> float:
     """Estimated microseconds of the second kernel, and of writing what it reads."""
     written_and_read = 2 * pieces * desc.operand("c").numel * desc.sums.itemsize
@@ -111,7 +122,7 @@ def sum_us(desc: MatrixProductDescriptor, pieces: int, target: Target) -> float:
 
 def partial_bytes(desc: MatrixProductDescriptor, split: Split) -> int:
     """Exact bytes of the partial sums."""
-    return split.count(desc.k) * desc.operand("c").numel * desc.sums.itemsize
+    return split.count(desc.k) * math.prod(desc.lead) * desc.m * padded_columns(desc) * desc.sums.itemsize
 
 
 def _sum_block(desc: MatrixProductDescriptor) -> tuple[int, int]:
@@ -124,9 +135,11 @@ def _sum_programs(desc: MatrixProductDescriptor) -> int:
     return math.prod(desc.lead) * -(-desc.m // rows) * -(-desc.n // columns)
 
 
-def sum_launch(desc: MatrixProductDescriptor, pieces: int) -> Launch:
-    """c from ``pieces`` partial products, which the workspace begins with, in their order."""
+def sum_launch(desc: MatrixProductDescriptor, pieces: int, leading: int) -> Launch:
+    """c from ``pieces`` partial products, which the workspace begins with, in their order; rows of these are
+    ``leading`` elements apart."""
     c, compute = desc.operand("c"), desc.sums
+    slab = math.prod(desc.lead) * desc.m * leading
     epilogue, constants = epilogue_arguments(desc)
     rows, columns = _sum_block(desc)
     return Launch(
@@ -139,7 +152,8 @@ def sum_launch(desc: MatrixProductDescriptor, pieces: int) -> Launch:
             "partial": Scratch(0, compute),
             "c": pointer(c),
             "pieces": Int(pieces),
-            "slab": Int(c.numel, wide=True, divisibility=16 if c.numel % 16 == 0 else 1),
+            "slab": replace(extent(slab, compute.itemsize), wide=True),
+            "leading": extent(leading, compute.itemsize),
         },
         {
             **constants,
@@ -158,7 +172,7 @@ def launches(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
     c = desc.operand("c")
     if c.numel == 0:
         return []
-    pieces, depth, compute = split.count(desc.k), split.depth(desc.k), desc.sums
+    pieces, depth, compute, leading = split.count(desc.k), split.depth(desc.k), desc.sums, padded_columns(desc)
     args, constants = product_arguments(desc, split.tile)
     return [
         Launch(
@@ -168,6 +182,7 @@ def launches(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
                 **args,
                 "partial": Scratch(0, compute),
                 "products": Int(math.prod(desc.lead)) if desc.lead else None,
+                "leading": extent(leading, compute.itemsize),
                 "depth": Int(depth, divisibility=power_of_two_in(depth)),
             },
             constants,
@@ -176,7 +191,7 @@ def launches(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
             overlaps=True,
             max_registers=MAX_THREAD_REGISTERS,
         ),
-        sum_launch(desc, pieces),
+        sum_launch(desc, pieces, leading),
     ]
 
 

@@ -21,6 +21,7 @@ def split_kernel(
     partial,
     products,
     depth,
+    leading,
     m,
     n,
     k,
@@ -41,8 +42,9 @@ def split_kernel(
 ):
     """partial[s, i] = a[i][:, piece s] @ b[i][piece s, :], where piece s is s * depth <= p < (s + 1) * depth.
 
-    ``a`` (products, m, k) and ``b`` (products, k, n); ``partial`` (pieces, products, m, n) is packed and of element
-    ACC; ``depth`` is a multiple of BLOCK_K. ``products``, ``a_batch`` and ``b_batch`` are None without a batch.
+    ``a`` (products, m, k) and ``b`` (products, k, n); ``partial`` (pieces, products, m, leading) is packed and of
+    element ACC, with zeros behind the n columns of each row; ``depth`` is a multiple of BLOCK_K. ``products``,
+    ``a_batch`` and ``b_batch`` are None without a batch.
     """
     begin(OVERLAPS)
     program = tl.program_id(0)
@@ -63,8 +65,8 @@ def split_kernel(
     b += first.to(tl.int64) * bk
     left = tl.minimum(depth, k - first)
     acc = product_of(a, b, row, column, m, n, left, am, ak, bk, bn, BLOCK_M, BLOCK_N, BLOCK_K, WHOLE_K, PRECISION, ACC)
-    at = partial + (slab.to(tl.int64) * m + row)[:, None] * n + column[None, :]
-    tl.store(at, acc, mask=(row < m)[:, None] & (column < n)[None, :])
+    at = partial + (slab.to(tl.int64) * m + row)[:, None] * leading + column[None, :]
+    tl.store(at, acc, mask=(row < m)[:, None] & (column < leading)[None, :])
 
 
 @jit
@@ -77,6 +79,7 @@ def pieces_kernel(
     beta,
     pieces,
     slab,
+    leading,
     m,
     n,
     cm,
@@ -99,8 +102,8 @@ def pieces_kernel(
 ):
     """c = act(alpha * (partial[0] + partial[1] + ...) + beta * c0 + bias), BLOCK_M by BLOCK_N elements per program.
 
-    ``partial`` (pieces, products, m, n) is packed and of element ACC, with ``slab`` elements per piece; ``c``, ``c0``
-    and ``pre`` (products, m, n); ``bias`` (n,). MOST_PIECES pieces are loaded at a time.
+    ``partial`` (pieces, products, m, leading) is packed and of element ACC, with ``slab`` elements per piece; ``c``,
+    ``c0`` and ``pre`` (products, m, n); ``bias`` (n,). MOST_PIECES pieces are loaded at a time.
     """
     begin(OVERLAPS)
     program = tl.program_id(0)
@@ -109,7 +112,7 @@ def pieces_kernel(
     if c_batch is not None:
         product = (program // tiles).to(tl.int64)
         program = program % tiles
-        partial += product * m * n
+        partial += product * m * leading
         c += product * c_batch
         if c0 is not None:
             c0 += product * c0_batch
@@ -117,8 +120,8 @@ def pieces_kernel(
             pre += product * pre_batch
     row = (program // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = (program % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    at = partial + row[:, None] * n + column[None, :]
-    inside = (row < m)[:, None] & (column < n)[None, :]
+    at = partial + row[:, None] * leading + column[None, :]
+    inside = (row < m)[:, None] & (column < leading)[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
     for first in range(0, pieces, MOST_PIECES):
         for i in tl.static_range(MOST_PIECES):  # unrolled: all loads are in flight before the first addition

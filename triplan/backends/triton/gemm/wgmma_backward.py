@@ -303,7 +303,7 @@ def launches(desc: GemmBackwardDescriptor, ring: Ring, target: Target, apart: bo
     sums = "apart" if apart else sums_of(desc, ring, target, parts)
     found = [pair_launch(desc, ring, target, sums, parts)]
     if parts > 1:
-        whole = split_k.sum_launch(first.desc, parts)
+        whole = split_k.sum_launch(first.desc, parts, first.desc.n)
         scaled = {**whole.args, "alpha": Float(1.0, ElementKind.F32)}  # the partial products are scaled
         found.append(first.on_operands(replace(whole, args=scaled)))
     if sums == "apart":
