@@ -66,7 +66,7 @@ SINGLE = 1.06
 NARROW, NARROW_SINGLE = 1.1, 1.4
 #: Bytes of partial sums per microsecond where their rows begin at any element: they are written one at a time.
 SINGLE_BYTES_PER_US = 1e6
-#: Factor on FMAs in tiles of 128 rows for a row-major A, up to so many waves: 64 rows have less to begin with. From
+#: Factor on FMAs in tiles of 128 by 128 for a row-major A, up to so many waves: tiles of 64 rows begin sooner. From
 #: products of 361 to 3584 rows on an H200.
 TALL_ROWS, TALL_ROWS_WAVES = 1.03, 2
 #: A column-major A whose rows begin anywhere is copied if that takes at most such a part of the FMAs' own time, on
@@ -188,7 +188,7 @@ def fma_us(desc: MatrixProductDescriptor, split: Split, target: Target) -> float
     rate = WIDE_MFLOP_US if resident == 1 else MFLOP_US
     a, b = _factors(desc)
     slower = SINGLE ** sum(_vector(o) == 1 for o in (a, b))
-    if is_row_major(a) and tile.m == 128 and tile.n >= WARP_N and waves <= TALL_ROWS_WAVES:
+    if is_row_major(a) and (tile.m, tile.n) == (128, 128) and waves <= TALL_ROWS_WAVES:
         slower *= TALL_ROWS
     if tile.n < WARP_N:
         slower *= NARROW_SINGLE if _vector(a) == 1 and is_row_major(a) else NARROW
@@ -275,7 +275,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="fma",
-        version=3,
+        version=4,
         elements=("f32",),
         archs=(ArchSku.SM90A,),
         features=("gluon",),

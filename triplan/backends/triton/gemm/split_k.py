@@ -234,7 +234,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="split_k",
-        version=3,
+        version=4,
         elements=ELEMENTS,
         supports=supports,
         rank=rank,

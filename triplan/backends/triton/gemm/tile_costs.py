@@ -54,6 +54,9 @@ ELEMENTWISE_WIDE_US = 0.037
 #: The same of f32 for FMAs where k is the unit-stride axis: each row of a block is short. From a product of 432 rows on
 #: an H100.
 ELEMENTWISE_SHORT_US = 0.15
+#: The same of f32 without unit stride: neighbouring threads then load from one row each. From products of 361 to 511
+#: rows on an H200.
+ELEMENTWISE_STRAY_US = 0.6
 #: The same where an element is transposed on its way into shared memory, for wgmma of tf32, by whether it is loaded
 #: one by one anyhow. From cubes of about 4096 on an H200.
 TRANSPOSED_US = {True: 0.18, False: 0.36}
@@ -74,17 +77,20 @@ MFLOP_US = {
     MathPrecision.BF16: {ArchSku.SM90A: MFlop(0.122, 0.237), ArchSku.SM80: MFlop(0.244, 0.474)},
     MathPrecision.EXACT: {ArchSku.SM90A: MFlop(0.061, 0.119), ArchSku.SM80: MFlop(0.122, 0.237)},
     MathPrecision.TF32: {ArchSku.SM90A: MFlop(0.38, 0.38), ArchSku.SM80: MFlop(0.49, 0.95)},
-    MathPrecision.TF32X3: {ArchSku.SM90A: MFlop(2.3, 2.7), ArchSku.SM80: MFlop(1.5, 2.8)},
+    MathPrecision.TF32X3: {ArchSku.SM90A: MFlop(2.3, 4.0), ArchSku.SM80: MFlop(1.5, 2.8)},
     MathPrecision.F32: {ArchSku.SM90A: MFlop(2.9, 9.0), ArchSku.SM80: MFlop(3.4, 9.0)},
     MathPrecision.F64: {ArchSku.SM90A: MFlop(1.6, 1.6), ArchSku.SM80: MFlop(3.9, 7.6)},
 }
 #: Factor on tf32 that is multiplied by mma.sync on sm90a, in place of wgmma.
 TF32_WITHOUT_WGMMA = 1.6
 #: Factor on FMAs where a thread accumulates at most so many elements: it reads shared memory more often for each. And
-#: on FMAs and tf32x3 where a multiprocessor has fewer warps than two for each of its schedulers. From drawn products on
-#: an H100 and an H200.
+#: on FMAs and tf32x3 where multiprocessors have fewer warps, on average, than three for two schedulers. From drawn
+#: products on an H100 and an H200.
 FEW_ACCUMULATORS, FEW_ACCUMULATORS_SLOWER = 8, 1.3
-BUSY_WARPS, LONE_SLOWER = 8, 1.25
+BUSY_WARPS, LONE_SLOWER = 6, 1.25
+#: Factor on tf32x3 in tiles of 16 rows: all four warps split the same elements of A. From products of 293 to 1049 rows
+#: on an H200.
+SPLIT_AGAIN = 1.4
 #: Factor on FMAs where A is row-major: its columns are read from shared memory with conflicts between banks.
 #: From a run on an H200 that is not published.
 ROWS_SLOWER = 1.4
@@ -150,6 +156,8 @@ def _fed_us(o: Operand, tile: Tile, extent: int, b_rows: bool, transposed: bool,
     if not is_elementwise(o):
         f64 = o.element is ElementKind.F64
         return elements * o.element.itemsize / (FEED_F64_BYTES_PER_US if f64 else FEED_BYTES_PER_US[b_rows])
+    if o.element is ElementKind.F32 and unit_axis(o) is None:
+        return elements * ELEMENTWISE_STRAY_US / 1000
     each = ELEMENTWISE_WIDE_US if o.element.itemsize == 2 and tile.warps == 8 else ELEMENTWISE_US
     return elements * (ELEMENTWISE_SHORT_US if short else each) / 1000 / elements_per_load(o)
 
@@ -175,8 +183,10 @@ def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: i
         computed *= FEW_ACCUMULATORS_SLOWER
     if fmas and not is_turned(desc.operand("a")):
         computed *= ROWS_SLOWER
+    if desc.multiplicands is MathPrecision.TF32X3 and tile.m == 16:
+        computed *= SPLIT_AGAIN
     if fmas or desc.multiplicands is MathPrecision.TF32X3:
-        computed *= LONE_SLOWER if min(-(-programs // sms), resident) * tile.warps < BUSY_WARPS else 1.0
+        computed *= LONE_SLOWER if min(max(programs / sms, 1.0), resident) * tile.warps < BUSY_WARPS else 1.0
     a, b = desc.operand("a"), desc.operand("b")
     fed = sum(
         _fed_us(o, tile, extent, rows and not tf32, tf32 and wgmma and is_turned(o), fmas and not is_turned(o))

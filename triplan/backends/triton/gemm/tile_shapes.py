@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from triplan.backends.triton.gemm.matrices import (
     elements_per_load,
@@ -78,6 +78,12 @@ TILES_TF32_TURNED = {
 }
 #: The same with elementwise access: as ``tiles_invariant`` takes the first.
 TILES_TF32_ELEMENTWISE = (_TF32[1], _TF32[0], _TF32[2])
+#: The same on sm90a where both factors lie along C. Their threads have one address for several elements, so that more
+#: registers are left for accumulators; two warps keep Triton from wgmma, as above.
+TILES_TF32_ALONG = (Tile(64, 128, 16, 2, 4), Tile(64, 64, 32, 2, 4), Tile(64, 32, 32, 2, 4))
+#: Columns of C up to which wgmma's tile of tf32 has a fourth stage: rows of A are then streamed once, and more steps in
+#: flight read more of each row at a time. From a product of 121505 by 127 on an H200.
+STREAMED_COLUMNS = 128
 #: For tf32x3: each operand is split into two parts of tf32, which both take registers. On Hopper tiles of 64 rows would
 #: be multiplied by wgmma, which reads the parts of B from shared memory: they are written there, and waited for.
 TILES_TF32X3 = {
@@ -106,6 +112,8 @@ TILES_F64 = {
     ArchSku.SM90A: (Tile(64, 64, 16, 2, 3), Tile(64, 128, 16, 4, 3), Tile(64, 64, 16, 4, 3), *reversed(_F64)),
     ArchSku.CPU: _F64,
 }
+#: The same on sm90a with elementwise access where both factors lie along C, as for tf32.
+TILES_F64_ALONG = (Tile(64, 64, 16, 2, 3),)
 #: For elements of 1 or 2 bytes with elementwise access: each element has an address of its own, of two registers.
 TILES_1_BYTE_ELEMENTWISE = (Tile(64, 64, 32, 4, 3), Tile(16, 64, 64, 4, 3))
 #: The same for 2 bytes. Narrow tiles are for few columns or rows: on an H200 they take 0.65 of the time for 16 columns,
@@ -141,8 +149,23 @@ def max_accumulators(desc: MatrixProductDescriptor, elementwise: bool) -> int:
 
 def tiles_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Tile, ...]:
     """The tiles that suit ``desc`` and fit ``target``; at least one."""
-    turned = any(is_turned(desc.operand(name)) for name in "ab")
-    return tiles_for(desc, target, has_elementwise_access(desc), turned)
+    turned, elementwise = any(is_turned(desc.operand(name)) for name in "ab"), has_elementwise_access(desc)
+    along = _along_tiles(desc) if elementwise and target.arch is ArchSku.SM90A else ()
+    found = tiles_for(desc, target, elementwise, turned)
+    tf32 = desc.multiplicands is MathPrecision.TF32 and not (elementwise or turned)
+    if tf32 and target.arch is ArchSku.SM90A and desc.n <= STREAMED_COLUMNS:
+        found = tuple(replace(t, stages=4) if t == _TF32[0] else t for t in found)
+    return (*along, *found)
+
+
+def _along_tiles(desc: MatrixProductDescriptor) -> tuple[Tile, ...]:
+    """Tiles that suit elementwise access only where both factors lie along C, and the epilogue takes few registers."""
+    plain = desc.epilogue == "identity" and not (desc.reads_c0 or desc.saves_pre)
+    if not plain or lacks_unit_stride(desc) or not all(is_turned(desc.operand(name)) for name in "ab"):
+        return ()
+    if desc.multiplicands is MathPrecision.TF32:
+        return TILES_TF32_ALONG
+    return TILES_F64_ALONG if desc.element is ElementKind.F64 else ()
 
 
 def is_turned(o: Operand) -> bool:
