@@ -12,6 +12,7 @@ from cases.gemm import (
     BACKWARD_INTERPRETED,
     COLUMN,
     ELEMENTS,
+    LOOSE_COLUMN,
     backward,
     backward_grid,
     check,
@@ -22,8 +23,10 @@ from cases.gemm import (
 
 import triplan as tp
 from triplan.backends.runtime.compile import sass
-from triplan.backends.triton.gemm import wgmma_backward
+from triplan.backends.triton.gemm import separate, separate_wgmma, wgmma_backward
+from triplan.backends.triton.gemm.copies import MatrixCopy
 from triplan.backends.triton.gemm.guarantees import backward_guarantee
+from triplan.backends.triton.gemm.matrices import unit_axis
 
 
 def test_from_args_wants_what_is_given() -> None:
@@ -52,6 +55,45 @@ def test_every_layout_and_subset_interpreted(element: str) -> None:
     # More rows than one row of partial sums of columns has.
     problems = enumerate([*backward_grid(element, 33, 18, 20), *edges("gemm_backward", element)])
     assert sum(check(required(d, BACKWARD_INTERPRETED[i % 2], INTERPRETER), i) for i, d in problems) > 0
+
+
+@pytest.mark.interpret
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_a_shared_copy_of_dc_interpreted(element: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def always(desc: Any, target: tp.Target, ways: tuple[separate.Way, ...]) -> tuple[MatrixCopy, ...]:
+        dc = desc.operand("dc")
+        return (MatrixCopy(dc, 0 if unit_axis(dc) == 0 else 1),) if desc.wants_da and desc.wants_db else ()
+
+    monkeypatch.setattr(separate, "shared", always)
+    held = 0
+    for turn, desc in enumerate(backward_grid(element, 33, 19, 20)):
+        plan = required(desc, "separate", INTERPRETER)
+        assert ("matrix_copy_kernel" in {x.kernel.__name__ for x in plan.launches}) >= (desc.wants_da and desc.wants_db)
+        held += check(plan, turn)
+    assert held > 0
+
+
+def test_both_products_share_a_copy_of_a_dc_that_no_vectors_can_read() -> None:
+    """Each would copy it by itself; a single product has nobody to share it with."""
+    odd = backward(20480, 1025, 1024, "f16", (1, 1, 1))
+    plan = required(odd, "separate_wgmma", H200)
+    assert [x.kernel.__name__ for x in plan.launches].count("matrix_copy_kernel") == 3  # of dc, of b, and out of db
+    (copy,) = separate.shared(odd, H200, separate_wgmma.WAYS)
+    assert (copy.operand.name, copy.unit, copy.leading) == ("dc", 1, 1032)
+    for other in (odd.replace(n=1024), odd.replace(wants_da=False), odd.replace(wants_db=False), odd.replace(m=0)):
+        assert separate.shared(other, H200, separate_wgmma.WAYS) == ()
+    strided = backward(361, 3824, 511, "f32", (1, 1, 0), math="tf32x3", layouts={"dc": "strided"})
+    assert len(separate.shared(strided, H200, separate.WAYS)) == 1
+
+
+@pytest.mark.gpu
+def test_a_shared_copy_of_dc_on_the_gpu() -> None:
+    target = tp.Target.current()
+    for turn, element in enumerate(("f16", "bf16", "f32")):
+        for layouts in ({}, {"dc": "strided"}, {"dc": LOOSE_COLUMN, "db": COLUMN}):
+            plan = tp.plan(backward(2050, 1025, 520, element, (1, 1, 1), layouts=layouts), target=target)
+            assert check(plan, turn) > 0
 
 
 #: Rows and columns of dc, and launches that sum the columns. A block has more rows where columns are few.

@@ -15,10 +15,10 @@ from triplan.backends.triton.gemm import copies_kernels as kernels
 from triplan.backends.triton.gemm.arguments import extent, matrix_strides
 from triplan.backends.triton.gemm.matrices import unit_axis, vector_elements
 from triplan.descriptors import Layout, Operand
-from triplan.descriptors.gemm import MatrixProductDescriptor
+from triplan.descriptors.gemm import MultiplyingDescriptor
 from triplan.sku import Support
 
-D = TypeVar("D", bound=MatrixProductDescriptor)
+D = TypeVar("D", bound=MultiplyingDescriptor)
 #: Rows and columns of a copy per program: 32 elements per thread. Columns lie along the copy's unit-stride axis.
 ROWS, COLUMNS = 32, 128
 #: The same where ``turned``.

@@ -1,21 +1,23 @@
 """Kernel ``separate`` of the backward op: each wanted gradient as a product of its own, then the sums of columns.
 
 The products differ in shape: with many rows, that of db has few tiles and a long k. Each is computed by the kernel of
-gemm that is the cheapest for it, of those that read any layout.
+gemm that is the cheapest for it, of those that read any layout. Both read dc: where no vectors can read it as it lies,
+they may share a copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.table import Build, kernel
-from triplan.backends.triton.gemm import column_sums, fma, gemv, outer, repacked, split_k, tiles
+from triplan.backends.triton.gemm import column_sums, copies, fma, gemv, outer, repacked, split_k, tiles
+from triplan.backends.triton.gemm.copies import MatrixCopy
 from triplan.backends.triton.gemm.entries import BACKWARD, ELEMENTS
 from triplan.backends.triton.gemm.guarantees import backward_guarantee
-from triplan.backends.triton.gemm.matrices import backward_layout
-from triplan.backends.triton.gemm.products import gradient_products
+from triplan.backends.triton.gemm.matrices import backward_layout, is_elementwise, unit_axis
+from triplan.backends.triton.gemm.products import Product, gradient_products
 from triplan.descriptors import GemmBackwardDescriptor, GemmDescriptor
 from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact
@@ -45,6 +47,10 @@ WAYS = (
 )
 
 
+#: A shared copy of dc is made if the estimate with it is at most such a part of that without. Untuned.
+SHARED_WORTH = 0.97
+
+
 @fact
 def way_of(desc: GemmDescriptor, target: Target, ways: tuple[Way, ...]) -> Way:
     """The cheapest kernel that supports a product; the first if none does."""
@@ -52,30 +58,53 @@ def way_of(desc: GemmDescriptor, target: Target, ways: tuple[Way, ...]) -> Way:
     return min(supported, key=lambda way: way.rank(desc, target), default=ways[0])
 
 
+def _products_us(desc: GemmBackwardDescriptor, target: Target, ways: tuple[Way, ...]) -> float:
+    """Estimated microseconds of the products."""
+    return sum(way_of(p.desc, target, ways).rank(p.desc, target) for p in gradient_products(desc).values())
+
+
+@fact
+def shared(desc: GemmBackwardDescriptor, target: Target, ways: tuple[Way, ...]) -> tuple[MatrixCopy, ...]:
+    """dc, if both products are estimated to be faster by more than a copy of it takes."""
+    dc = desc.operand("dc")
+    if not (desc.wants_da and desc.wants_db and is_elementwise(dc)) or 0 in (desc.m, desc.n, desc.k):
+        return ()
+    copy = MatrixCopy(dc, 0 if unit_axis(dc) == 0 else 1)
+    others = _products_us(copies.of_copies(desc, (copy,)), target, ways) + copy.cost_us
+    worth = others < SHARED_WORTH * _products_us(desc, target, ways)
+    return (copy,) if worth and copies.counted((copy,)) else ()
+
+
+def products_of(desc: GemmBackwardDescriptor, target: Target, ways: tuple[Way, ...]) -> Iterable[Product]:
+    """The products, on the copy of dc if they share one."""
+    return gradient_products(copies.of_copies(desc, shared(desc, target, ways))).values()
+
+
 def supports(desc: GemmBackwardDescriptor, target: Target, ways: tuple[Way, ...] = WAYS) -> Support:
     """Whether a kernel takes every product."""
-    each = (way_of(p.desc, target, ways).supports(p.desc, target) for p in gradient_products(desc).values())
+    each = (way_of(p.desc, target, ways).supports(p.desc, target) for p in products_of(desc, target, ways))
     return next((s for s in each if not s), SUPPORTED)
 
 
 def rank(desc: GemmBackwardDescriptor, target: Target, ways: tuple[Way, ...] = WAYS) -> float:
     """Estimated microseconds."""
-    each = (way_of(p.desc, target, ways).rank(p.desc, target) for p in gradient_products(desc).values())
-    return column_sums.cost_us(desc) + sum(each)
+    each = (way_of(p.desc, target, ways).rank(p.desc, target) for p in products_of(desc, target, ways))
+    return column_sums.cost_us(desc) + sum(copy.cost_us for copy in shared(desc, target, ways)) + sum(each)
 
 
 def workspace(desc: GemmBackwardDescriptor, target: Target, ways: tuple[Way, ...] = WAYS) -> int:
-    """Bytes of what products or sums of columns need, which take turns."""
-    each = (way_of(p.desc, target, ways).workspace(p.desc, target) for p in gradient_products(desc).values())
-    return max((column_sums.workspace(desc), *each))
+    """Bytes of the copy of dc and of what the products need, or of the sums of columns: these take turns."""
+    each = (way_of(p.desc, target, ways).workspace(p.desc, target) for p in products_of(desc, target, ways))
+    products = copies.workspace_bytes(shared(desc, target, ways)) + max(each, default=0)
+    return max(column_sums.workspace(desc), products)
 
 
 def launches(desc: GemmBackwardDescriptor, target: Target, ways: tuple[Way, ...] = WAYS) -> list[Launch]:
     """The products, then the sums of columns."""
     found: list[Launch] = []
-    for p in gradient_products(desc).values():
+    for p in products_of(desc, target, ways):
         found += [p.on_operands(x) for x in way_of(p.desc, target, ways).build(p.desc, target)]
-    return [*found, *column_sums.launches(desc)]
+    return [*copies.around(shared(desc, target, ways), found), *column_sums.launches(desc)]
 
 
 def guarantee(desc: GemmBackwardDescriptor) -> Mapping[str, PrecisionGuarantee]:
@@ -85,7 +114,7 @@ def guarantee(desc: GemmBackwardDescriptor) -> Mapping[str, PrecisionGuarantee]:
 @kernel(
     op=BACKWARD,
     name="separate",
-    version=4,
+    version=5,
     elements=ELEMENTS,
     supports=supports,
     rank=rank,

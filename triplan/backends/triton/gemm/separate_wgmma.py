@@ -12,7 +12,6 @@ from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.gemm import realigned, separate, tma, wgmma, wgmma_tiles
 from triplan.backends.triton.gemm.entries import BACKWARD, hopper_kernel
 from triplan.backends.triton.gemm.matrices import backward_layout
-from triplan.backends.triton.gemm.products import gradient_products
 from triplan.backends.triton.gemm.separate import Way, no_workspace
 from triplan.descriptors import GemmBackwardDescriptor
 from triplan.sku import Support, Target
@@ -27,7 +26,7 @@ WAYS = (*separate.WAYS, *TMA_WAYS)
 
 def supports(desc: GemmBackwardDescriptor, target: Target) -> Support:
     """Whether a product is to be read by TMA, and a kernel takes every product."""
-    chosen = [separate.way_of(p.desc, target, WAYS) for p in gradient_products(desc).values()]
+    chosen = [separate.way_of(p.desc, target, WAYS) for p in separate.products_of(desc, target, WAYS)]
     if not any(way in TMA_WAYS for way in chosen):
         return Support.no("for every product a kernel without TMA is estimated to be faster: as separate")
     return separate.supports(desc, target, WAYS)
@@ -36,7 +35,7 @@ def supports(desc: GemmBackwardDescriptor, target: Target) -> Support:
 @hopper_kernel(
     op=BACKWARD,
     name="separate_wgmma",
-    version=4,
+    version=5,
     supports=supports,
     rank=partial(separate.rank, ways=WAYS),
     workspace=partial(separate.workspace, ways=WAYS),
