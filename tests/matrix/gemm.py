@@ -119,8 +119,11 @@ def gradients(element: str) -> Iterator[tp.Descriptor]:
     ]
     if element in ("f16", "bf16"):
         found.append(backward(1600, 17749, 12437, element, (1, 1, 1)))
+    if element == "f64":
+        found.append(backward(2048, 8193, 5517, element, (0, 1, 0)))
     if element == "f32":
         found += [d.replace(math=math) for d, math in zip(found[:2], ("tf32", "tf32x3"), strict=True)]
+        found += [backward(4099, 1024, n, element, (1, 1, 0), math="tf32") for n in (31, 127)]
     yield from found
 
 

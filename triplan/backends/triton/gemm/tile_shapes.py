@@ -127,6 +127,8 @@ TILES_2_BYTES_SINGLE = (
 #: The same, unless both factors are read one element at a time: about m, n, k = 4096, 2157, 2049 the large tile then
 #: took 1.09 times as long as the small one on an H200, but 0.8 times where one factor has vectors or words.
 TILES_2_BYTES_ELEMENTWISE = (*TILES_2_BYTES_SINGLE, Tile(128, 128, 32, 8, 3))
+#: A further one of these, for at most so many columns: A is read once, and the columns of B for twice as many rows.
+TALL_2_BYTES_ELEMENTWISE, TALL_COLUMNS = Tile(128, 64, 32, 4, 3), 64
 
 #: Most registers of accumulators per thread without register spills.
 MAX_ACCUMULATORS = 128
@@ -190,7 +192,8 @@ def _candidates(desc: MatrixProductDescriptor, target: Target, elementwise: bool
     if itemsize == 2:
         if elementwise:
             single = all(is_elementwise(o) and elements_per_load(o) <= 1 for o in map(desc.operand, "ab"))
-            return TILES_2_BYTES_SINGLE if single else TILES_2_BYTES_ELEMENTWISE
+            tall = (TALL_2_BYTES_ELEMENTWISE,) if desc.n <= TALL_COLUMNS else ()
+            return TILES_2_BYTES_SINGLE if single else (*TILES_2_BYTES_ELEMENTWISE, *tall)
         return TILES_2_BYTES[target.arch]
     if itemsize == 1:
         return TILES_1_BYTE_ELEMENTWISE if elementwise else TILES_I8

@@ -1,0 +1,84 @@
+"""Tiles by pointers that only some problems may take: where both factors lie along C, and of few columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cases import H200
+from cases.gemm import LOOSE_COLUMN, LOOSE_ROW, backward, check
+
+import triplan as tp
+from triplan.backends.triton.gemm import fma, separate, tile_shapes as shapes
+from triplan.backends.triton.gemm.products import gradient_products
+from triplan.backends.triton.gemm.split_k import cheapest_split
+from triplan.backends.triton.gemm.tile_costs import cheapest_tile
+from triplan.backends.triton.gemm.tiles_invariant import invariant_tile
+
+#: The gradient of b, from factors whose rows of C begin anywhere.
+TF32 = tp.GemmDescriptor(m=127, n=1024, k=121505, element="f32", math="tf32", layouts={"a": LOOSE_COLUMN})
+F64 = tp.GemmDescriptor(m=5517, n=8193, k=2048, element="f64", layouts={"a": LOOSE_COLUMN, "b": LOOSE_ROW})
+
+
+def test_factors_that_lie_along_c_have_tiles_of_two_warps() -> None:
+    assert cheapest_split(TF32, H200).tile == shapes.TILES_TF32_ALONG[0]
+    assert cheapest_tile(F64, H200) == shapes.TILES_F64_ALONG[0]
+    assert shapes.TILES_TF32_ALONG[2] == cheapest_split(TF32.replace(n=31), H200).tile
+
+
+@pytest.mark.parametrize("desc", [TF32, F64], ids=["tf32", "f64"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epilogue": "bias"},
+        {"reads_c0": True},
+        {"saves_pre": True},
+        {"layouts": {"a": LOOSE_ROW, "b": LOOSE_ROW}},
+        {"layouts": {"a": LOOSE_COLUMN, "b": LOOSE_COLUMN}},
+        {"layouts": {"a": LOOSE_COLUMN, "b": "strided"}},
+    ],
+    ids=str,
+)
+def test_they_have_none_where_registers_would_spill(desc: tp.GemmDescriptor, change: dict[str, Any]) -> None:
+    along = {*shapes.TILES_TF32_ALONG, *shapes.TILES_F64_ALONG}
+    elementwise = desc.replace(n=1025)
+    assert along & set(shapes.tiles_of(elementwise, H200))
+    assert not along & set(shapes.tiles_of(elementwise.replace(**change), H200))
+
+
+def test_the_invariant_tile_does_not_depend_on_how_the_other_factor_lies() -> None:
+    for desc in (TF32.replace(n=1025), F64):
+        other = {**dict(desc.layouts), "a": LOOSE_ROW}
+        assert invariant_tile(desc, H200) == invariant_tile(desc.replace(layouts=other), H200)
+
+
+def test_few_columns_have_a_tall_tile_of_halves_and_more_stages_of_tf32() -> None:
+    words = tp.Layout.strided(unit_axis=0, alignment=16, stride_multiple=4)
+    halves = tp.GemmDescriptor(m=1 << 20, n=46, k=1025, element="f16", layouts={"a": words})
+    assert cheapest_tile(halves, H200) == shapes.TALL_2_BYTES_ELEMENTWISE
+    assert shapes.TALL_2_BYTES_ELEMENTWISE not in shapes.tiles_of(halves.replace(n=66), H200)
+    narrow = tp.GemmDescriptor(
+        m=121505,
+        n=127,
+        k=1024,
+        element="f32",
+        math="tf32",
+        layouts={"b": tp.Layout.strided(unit_axis=0, alignment=16, stride_multiple=16)},
+    )
+    assert cheapest_tile(narrow, H200) == shapes.Tile(128, 128, 32, 8, 4)
+    assert {t.stages for t in shapes.tiles_of(narrow.replace(n=129), H200) if (t.m, t.n) == (128, 128)} == {3}
+
+
+def test_gradients_in_tf32x3_of_a_strided_dc_are_multiplied_as_f32() -> None:
+    desc = backward(361, 3824, 511, "f32", (1, 0, 0), math="tf32x3", layouts={"dc": "strided"})
+    (product,) = gradient_products(desc).values()
+    assert separate.way_of(product.desc, H200, separate.WAYS).build is fma.fma
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("element", "math"), [("f32", "tf32"), ("f64", None), ("f16", None)])
+def test_gradients_of_odd_rows_on_the_gpu(element: str, math: str | None) -> None:
+    target = tp.Target.current()
+    for turn, (m, n, k) in enumerate(((4099, 256, 127), (4100, 255, 128), (1023, 46, 2051), (300, 1025, 33))):
+        desc = backward(m, n, k, element, (1, 1, 0), math=math)
+        assert check(tp.plan(desc, target=target), turn) > 0
