@@ -88,9 +88,8 @@ TF32_WITHOUT_WGMMA = 1.6
 #: products on an H100 and an H200.
 FEW_ACCUMULATORS, FEW_ACCUMULATORS_SLOWER = 8, 1.3
 BUSY_WARPS, LONE_SLOWER = 6, 1.25
-#: Factor on tf32x3 in tiles of 16 rows: all four warps split the same elements of A. From products of 293 to 1049 rows
-#: on an H200.
-SPLIT_AGAIN = 1.4
+#: The same of tf32x3 in tiles of 16 rows, whose warps all split the same elements of A.
+LONE_SHORT_SLOWER = 1.7
 #: Factor on FMAs where A is row-major: its columns are read from shared memory with conflicts between banks.
 #: From a run on an H200 that is not published.
 ROWS_SLOWER = 1.4
@@ -151,13 +150,13 @@ def _fed_us(o: Operand, tile: Tile, extent: int, b_rows: bool, transposed: bool,
     ``b_rows``: whether B is row-major; ``transposed``, ``short``: see ``TRANSPOSED_US`` and ``ELEMENTWISE_SHORT_US``.
     """
     elements = extent * tile.k
+    if o.element is ElementKind.F32 and unit_axis(o) is None:
+        return elements * (ELEMENTWISE_STRAY_US + transposed * TRANSPOSED_US[True]) / 1000
     if transposed:
         return elements * TRANSPOSED_US[is_elementwise(o)] / 1000
     if not is_elementwise(o):
         f64 = o.element is ElementKind.F64
         return elements * o.element.itemsize / (FEED_F64_BYTES_PER_US if f64 else FEED_BYTES_PER_US[b_rows])
-    if o.element is ElementKind.F32 and unit_axis(o) is None:
-        return elements * ELEMENTWISE_STRAY_US / 1000
     each = ELEMENTWISE_WIDE_US if o.element.itemsize == 2 and tile.warps == 8 else ELEMENTWISE_US
     return elements * (ELEMENTWISE_SHORT_US if short else each) / 1000 / elements_per_load(o)
 
@@ -183,10 +182,9 @@ def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: i
         computed *= FEW_ACCUMULATORS_SLOWER
     if fmas and not is_turned(desc.operand("a")):
         computed *= ROWS_SLOWER
-    if desc.multiplicands is MathPrecision.TF32X3 and tile.m == 16:
-        computed *= SPLIT_AGAIN
     if fmas or desc.multiplicands is MathPrecision.TF32X3:
-        computed *= LONE_SLOWER if min(max(programs / sms, 1.0), resident) * tile.warps < BUSY_WARPS else 1.0
+        slower = LONE_SHORT_SLOWER if tile.m == 16 and not fmas else LONE_SLOWER
+        computed *= slower if min(max(programs / sms, 1.0), resident) * tile.warps < BUSY_WARPS else 1.0
     a, b = desc.operand("a"), desc.operand("b")
     fed = sum(
         _fed_us(o, tile, extent, rows and not tf32, tf32 and wgmma and is_turned(o), fmas and not is_turned(o))

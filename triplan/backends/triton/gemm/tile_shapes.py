@@ -114,6 +114,8 @@ TILES_F64 = {
 }
 #: The same on sm90a with elementwise access where both factors lie along C, as for tf32.
 TILES_F64_ALONG = (Tile(64, 64, 16, 2, 3),)
+#: The least number of these: few do not occupy every tensor core. Untuned.
+LEAST_F64_ALONG = 1056
 #: For elements of 1 or 2 bytes with elementwise access: each element has an address of its own, of two registers.
 TILES_1_BYTE_ELEMENTWISE = (Tile(64, 64, 32, 4, 3), Tile(16, 64, 64, 4, 3))
 #: The same for 2 bytes. Narrow tiles are for few columns or rows: on an H200 they take 0.65 of the time for 16 columns,
@@ -127,8 +129,8 @@ TILES_2_BYTES_SINGLE = (
 #: The same, unless both factors are read one element at a time: about m, n, k = 4096, 2157, 2049 the large tile then
 #: took 1.09 times as long as the small one on an H200, but 0.8 times where one factor has vectors or words.
 TILES_2_BYTES_ELEMENTWISE = (*TILES_2_BYTES_SINGLE, Tile(128, 128, 32, 8, 3))
-#: A further one of these, for at most so many columns: A is read once, and the columns of B for twice as many rows.
-TALL_2_BYTES_ELEMENTWISE, TALL_COLUMNS = Tile(128, 64, 32, 4, 3), 64
+#: A further one of these, for such numbers of columns: A is read once, and the columns of B for twice as many rows.
+TALL_2_BYTES_ELEMENTWISE, TALL_COLUMNS = Tile(128, 64, 32, 4, 3), range(33, 65)
 
 #: Most registers of accumulators per thread without register spills.
 MAX_ACCUMULATORS = 128
@@ -167,7 +169,9 @@ def _along_tiles(desc: MatrixProductDescriptor) -> tuple[Tile, ...]:
         return ()
     if desc.multiplicands is MathPrecision.TF32:
         return TILES_TF32_ALONG
-    return TILES_F64_ALONG if desc.element is ElementKind.F64 else ()
+    if desc.element is ElementKind.F64 and programs_of(desc, TILES_F64_ALONG[0]) >= LEAST_F64_ALONG:
+        return TILES_F64_ALONG
+    return ()
 
 
 def is_turned(o: Operand) -> bool:
@@ -192,7 +196,7 @@ def _candidates(desc: MatrixProductDescriptor, target: Target, elementwise: bool
     if itemsize == 2:
         if elementwise:
             single = all(is_elementwise(o) and elements_per_load(o) <= 1 for o in map(desc.operand, "ab"))
-            tall = (TALL_2_BYTES_ELEMENTWISE,) if desc.n <= TALL_COLUMNS else ()
+            tall = (TALL_2_BYTES_ELEMENTWISE,) if desc.n in TALL_COLUMNS else ()
             return TILES_2_BYTES_SINGLE if single else (*TILES_2_BYTES_ELEMENTWISE, *tall)
         return TILES_2_BYTES[target.arch]
     if itemsize == 1:
