@@ -119,6 +119,15 @@ def test_every_tile_and_pieces_on_the_gpu(tile: fma.Tile) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("m", "n"), [(131, 12288), (129, 12291)])
+def test_a_copied_column_major_a_on_the_gpu(m: int, n: int) -> None:
+    for turn, epilogue in enumerate(("identity", "bias_gelu")):
+        desc = tp.GemmDescriptor(m=m, n=n, k=2053, element="f32", epilogue=epilogue, layouts={"a": LOOSE_COLUMN})
+        assert [copy.unit for copy in fma.moved(desc)] == [0]
+        assert check(required(desc, "fma", tp.Target.current()), turn) > 0
+
+
+@pytest.mark.gpu
 def test_gradients_on_the_gpu() -> None:
     target = tp.Target.current()
     for turn, desc in enumerate(backward_grid("f32", 1025, 515, 771)):
