@@ -78,17 +78,22 @@ def test_rows_that_begin_anywhere_are_stored_by_adjacent_threads() -> None:
 
 
 def test_copies_and_partial_sums_of_odd_rows_are_read_and_written_in_vectors() -> None:
-    """Their rows are rounded up to vectors, and the extents that loads and stores are masked with include the zeros."""
+    """Their rows are rounded up to vectors, and the extents that mask loads and stores include the zeros."""
     a_copied = tp.GemmDescriptor(m=255, n=12287, k=1 << 16, element="f32", layouts={"a": LOOSE_COLUMN})
     b_copied = tp.GemmDescriptor(m=256, n=177, k=1 << 16, element="f32", layouts={"b": COLUMN})
-    for desc, vectors, rows, columns, stored in (
-        (a_copied, (4, 1), 256, 12287, 12288),
-        (b_copied, (4, 4), 256, 180, 180),
-    ):
+    for desc, vectors, extents in ((a_copied, (4, 1), (256, 12287, 12288)), (b_copied, (4, 4), (None, None, 180))):
         _, launch, _ = fma.launches(desc, Split(fma.TILES[1], 4))
         assert (launch.constexprs["A_VECTOR"], launch.constexprs["B_VECTOR"]) == vectors
-        assert [launch.args[x].value for x in ("a_rows", "b_columns", "n")] == [rows, columns, stored]  # type: ignore[union-attr]
+        found = (launch.args[x] for x in ("a_rows", "b_columns", "n"))
+        assert tuple(x if x is None else x.value for x in found) == extents  # type: ignore[union-attr]
         assert not launch.constexprs["C_SINGLE"]
+
+
+def test_narrow_tiles_store_single_elements_where_vectors_would_spill() -> None:
+    desc = tp.GemmDescriptor(m=4096, n=73, k=1 << 16, element="f32")
+    for tile, columns in ((fma.TILES[3], 73), (fma.TILES[2], 76)):
+        launch, _ = fma.launches(desc, Split(tile, 4))
+        assert launch.args["n"].value == columns  # type: ignore[union-attr]
 
 
 def problems(m: int, n: int, k: int) -> Iterator[tp.Descriptor]:

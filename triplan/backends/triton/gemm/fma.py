@@ -123,6 +123,14 @@ def _is_summed(desc: MatrixProductDescriptor, split: Split) -> bool:
     return heavy or split.count(desc.k) > 1
 
 
+def _leading(desc: MatrixProductDescriptor, split: Split) -> int:
+    """Elements from one row of partial sums to the next: no whole vectors in narrow tiles for rows of A and single
+    elements of B, where vector stores spill."""
+    a, b = _factors(desc)
+    spills = split.tile.n < WARP_N and is_row_major(a) and _vector(b) == 1
+    return desc.n if spills else padded_columns(desc)
+
+
 def launches(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
     """Copies, ``fma_kernel``, and the sums of its pieces; nothing for an empty C."""
     if desc.operand("c").numel == 0:
@@ -136,7 +144,8 @@ def _on_lines(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
     args, constants = product_arguments(copies.of_copies(desc, moved(desc)), tile)
     del constants["WHOLE_K"], constants["PRECISION"]
     cut: dict[str, Arg] = {"c": pointer(desc.operand("c")), "depth": None}
-    result, leading = desc, padded_columns(desc)
+    result, leading = desc, _leading(desc, split)
+    rows, columns = a.shape[-2], b.shape[-1]
     if summed:
         plain = {"epilogue": "identity", "reads_c0": False, "saves_pre": False, "symmetric": False, "layouts": {}}
         result = desc.replace(n=leading, **plain)
@@ -158,8 +167,8 @@ def _on_lines(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
             **epilogue,
             **cut,
             "products": Int(math.prod(desc.lead)) if desc.lead else None,
-            "a_rows": extent(a.shape[-2], a.element.itemsize),
-            "b_columns": extent(b.shape[-1], b.element.itemsize),
+            "a_rows": None if rows == desc.m else extent(rows, desc.element.itemsize),
+            "b_columns": None if columns == result.n else extent(columns, desc.element.itemsize),
         },
         {
             **constants,
@@ -196,7 +205,7 @@ def fma_us(desc: MatrixProductDescriptor, split: Split, target: Target) -> float
     found = FIXED_US + computed + max(waves - 1, 0) * BETWEEN_US + sum(copy.cost_us for copy in moved(desc))
     if _is_summed(desc, split):
         found += sum_us(desc, pieces, target)
-        if padded_columns(desc) % vector_elements(desc.sums.itemsize):
+        if _leading(desc, split) % vector_elements(desc.sums.itemsize):
             found += partial_bytes(desc, split) / SINGLE_BYTES_PER_US
     return found
 

@@ -99,10 +99,10 @@ def fma_kernel(
     """c = act(alpha * a @ b + beta * c0 + bias), one tile (BLOCK_M, BLOCK_N) per program.
 
     The operands are those of ``tiles_kernel``; A is row-major (A_ROWS) or column-major, B row-major, read in vectors of
-    A_VECTOR and B_VECTOR elements; C_SINGLE: rows of c begin at any element. ``a_rows`` and ``b_columns`` are m and n,
-    or more where a copy has zeros behind them. With ``depth`` (else None) k is cut into pieces of that extent, and c
-    (pieces, products, m, n) is packed, ``c_batch`` elements from one matrix to the next: partial sums, whose n may be
-    more than that of B. ``products`` is None without a batch.
+    A_VECTOR and B_VECTOR elements; C_SINGLE: rows of c begin at any element. ``a_rows`` and ``b_columns`` are those
+    of the factors, or None if they are m and n: a copy has zeros behind its rows, and so have partial sums. With
+    ``depth`` (else None) k is cut into pieces of that extent, and c (pieces, products, m, n) is packed, ``c_batch``
+    elements from one matrix to the next: partial sums. ``products`` is None without a batch.
 
     A thread accumulates as many elements as registers hold, 8 rows by 16 columns or 16 by 8: for 128 FMAs, 24 elements
     come from shared memory, which passes 32 a clock to all warps of a multiprocessor.
@@ -165,8 +165,8 @@ def fma_kernel(
     b_depth = gl.arange(0, BLOCK_K, gl.SliceLayout(1, b_copies))[:, None]
     a_at = a + row[:, None] * am + a_depth.to(gl.int64) * ak
     b_at = b + b_depth.to(gl.int64) * bk + column[None, :] * bn
-    a_in = (row < a_rows)[:, None]
-    b_in = (column < b_columns)[None, :]
+    a_in = (row < (m if a_rows is None else a_rows))[:, None]
+    b_in = (column < (n if b_columns is None else b_columns))[None, :]
     for i in gl.static_range(STAGES - 1):
         factors = (a_at, b_at, a_in, b_in, a_depth, b_depth)
         start_copies(factors, (sa, sb), i, left - i * BLOCK_K, A_ROWS)
