@@ -25,6 +25,7 @@ from triplan.backends.triton.gemm.matrices import (
     is_elementwise,
     lacks_unit_stride,
     layout,
+    unit_axis,
     vector_elements,
 )
 from triplan.backends.triton.gemm.tile_costs import tile_us
@@ -153,7 +154,7 @@ def sum_launch(desc: MatrixProductDescriptor, pieces: int, leading: int) -> Laun
             "c": pointer(c),
             "pieces": Int(pieces),
             "slab": replace(extent(slab, compute.itemsize), wide=True),
-            "leading": extent(leading, compute.itemsize),
+            "leading": None if leading == desc.n else extent(leading, compute.itemsize),
         },
         {
             **constants,
@@ -172,7 +173,10 @@ def launches(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
     c = desc.operand("c")
     if c.numel == 0:
         return []
-    pieces, depth, compute, leading = split.count(desc.k), split.depth(desc.k), desc.sums, padded_columns(desc)
+    pieces, depth, compute = split.count(desc.k), split.depth(desc.k), desc.sums
+    # FMAs of a column-major B have no registers for vector stores.
+    spills = desc.multiplicands is MathPrecision.F32 and unit_axis(desc.operand("b")) == 0
+    leading = desc.n if spills else padded_columns(desc)
     args, constants = product_arguments(desc, split.tile)
     return [
         Launch(
@@ -182,7 +186,7 @@ def launches(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
                 **args,
                 "partial": Scratch(0, compute),
                 "products": Int(math.prod(desc.lead)) if desc.lead else None,
-                "leading": extent(leading, compute.itemsize),
+                "leading": None if leading == desc.n else extent(leading, compute.itemsize),
                 "depth": Int(depth, divisibility=power_of_two_in(depth)),
             },
             constants,

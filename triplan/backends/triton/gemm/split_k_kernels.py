@@ -43,10 +43,12 @@ def split_kernel(
     """partial[s, i] = a[i][:, piece s] @ b[i][piece s, :], where piece s is s * depth <= p < (s + 1) * depth.
 
     ``a`` (products, m, k) and ``b`` (products, k, n); ``partial`` (pieces, products, m, leading) is packed and of
-    element ACC, with zeros behind the n columns of each row; ``depth`` is a multiple of BLOCK_K. ``products``,
-    ``a_batch`` and ``b_batch`` are None without a batch.
+    element ACC, with zeros behind the n columns of each row (``leading`` None: n); ``depth`` is a multiple of BLOCK_K.
+    ``products``, ``a_batch`` and ``b_batch`` are None without a batch.
     """
     begin(OVERLAPS)
+    if leading is None:
+        leading = n
     program = tl.program_id(0)
     tiles_m = tl.cdiv(m, BLOCK_M)
     tiles_n = tl.cdiv(n, BLOCK_N)
@@ -102,10 +104,13 @@ def pieces_kernel(
 ):
     """c = act(alpha * (partial[0] + partial[1] + ...) + beta * c0 + bias), BLOCK_M by BLOCK_N elements per program.
 
-    ``partial`` (pieces, products, m, leading) is packed and of element ACC, with ``slab`` elements per piece; ``c``,
-    ``c0`` and ``pre`` (products, m, n); ``bias`` (n,). MOST_PIECES pieces are loaded at a time.
+    ``partial`` (pieces, products, m, leading) is packed and of element ACC, with ``slab`` elements per piece
+    (``leading`` None: n); ``c``, ``c0`` and ``pre`` (products, m, n); ``bias`` (n,). MOST_PIECES pieces are loaded at a
+    time.
     """
     begin(OVERLAPS)
+    if leading is None:
+        leading = n
     program = tl.program_id(0)
     tiles_n = tl.cdiv(n, BLOCK_N)
     tiles = tl.cdiv(m, BLOCK_M) * tiles_n
