@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cases import H200, pinned, required
+from cases import H200, compiles, pinned, required
 from cases.gemm import COLUMN, LOOSE_COLUMN, LOOSE_ROW, backward_grid, batched_grid, check, grid, plan_with
 
 import triplan as tp
@@ -94,6 +94,15 @@ def test_narrow_tiles_store_single_elements_where_vectors_would_spill() -> None:
     for tile, columns in ((fma.TILES[3], 73), (fma.TILES[2], 76)):
         launch, _ = fma.launches(desc, Split(tile, 4))
         assert launch.args["n"].value == columns  # type: ignore[union-attr]
+
+
+@compiles
+@pytest.mark.parametrize("layouts", [{"a": LOOSE_COLUMN}, {"a": LOOSE_COLUMN, "b": COLUMN}], ids=["rows", "copied"])
+def test_the_tile_of_few_columns_does_not_spill(layouts: dict[str, Any]) -> None:
+    desc = tp.GemmDescriptor(m=32767, n=32, k=4096, element="f32", layouts=layouts)
+    plan = required(desc, "fma", H200)
+    assert fma.cheapest(desc, H200).tile.n == 32
+    assert [found.spill_bytes for found in plan.compile()] == [0] * len(plan.launches)
 
 
 def problems(m: int, n: int, k: int) -> Iterator[tp.Descriptor]:

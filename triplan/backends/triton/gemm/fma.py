@@ -146,6 +146,8 @@ def _on_lines(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
     cut: dict[str, Arg] = {"c": pointer(desc.operand("c")), "depth": None}
     result, leading = desc, _leading(desc, split)
     rows, columns = a.shape[-2], b.shape[-1]
+    # Beside single elements of A, vectors of B spill in the tile of few columns: a warp would read more than there are.
+    b_vector = 1 if tile.n <= LEAST_N and _vector(a) == 1 else _vector(b)
     if summed:
         plain = {"epilogue": "identity", "reads_c0": False, "saves_pre": False, "symmetric": False, "layouts": {}}
         result = desc.replace(n=leading, **plain)
@@ -177,7 +179,7 @@ def _on_lines(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
             "WARPS_M": tile.warps // warps_n,
             "WARPS_N": warps_n,
             "A_VECTOR": _vector(a),
-            "B_VECTOR": _vector(b),
+            "B_VECTOR": b_vector,
             "A_ROWS": is_row_major(a),
             "C_SINGLE": tile.n >= WARP_N and _stores_singly(result),
             "ACTIVATION": ACTIVATIONS[result.activation],
