@@ -64,7 +64,8 @@ SINGLE = 1.06
 #: Factor on it in tiles of few columns, which load more of A; and where its rows are loaded one element at a time. From
 #: products of 33 and 73 columns on an H100.
 NARROW, NARROW_SINGLE = 1.1, 1.4
-#: Bytes of partial sums per microsecond where their rows begin at any element: they are written one at a time.
+#: Bytes of partial sums per microsecond where their rows begin at any element, or those of a C without unit stride:
+#: they are written one at a time.
 SINGLE_BYTES_PER_US = 1e6
 #: Factor on FMAs in tiles of 128 by 128 for a row-major A, up to so many waves: tiles of 64 rows begin sooner. From
 #: products of 361 to 3584 rows on an H200.
@@ -207,7 +208,8 @@ def fma_us(desc: MatrixProductDescriptor, split: Split, target: Target) -> float
     found = FIXED_US + computed + max(waves - 1, 0) * BETWEEN_US + sum(copy.cost_us for copy in moved(desc))
     if _is_summed(desc, split):
         found += sum_us(desc, pieces, target)
-        if _leading(desc, split) % vector_elements(desc.sums.itemsize):
+        vector = vector_elements(desc.sums.itemsize)
+        if _leading(desc, split) % vector or (desc.n % vector and unit_axis(desc.operand("c")) is None):
             found += partial_bytes(desc, split) / SINGLE_BYTES_PER_US
     return found
 
