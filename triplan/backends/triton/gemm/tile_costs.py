@@ -19,8 +19,14 @@ import math
 from typing import NamedTuple
 
 from triplan.backends.triton.common.card import SM_REGISTERS
-from triplan.backends.triton.gemm.matrices import elements_per_load, is_elementwise, is_row_major, unit_axis
-from triplan.backends.triton.gemm.tile_shapes import Tile, is_turned, programs_of, tiles_of
+from triplan.backends.triton.gemm.matrices import (
+    elements_per_load,
+    has_elementwise_access,
+    is_elementwise,
+    is_row_major,
+    unit_axis,
+)
+from triplan.backends.triton.gemm.tile_shapes import TILES_TF32_ALONG, Tile, is_turned, programs_of, tiles_of
 from triplan.descriptors import Operand
 from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import ArchSku, ElementKind, MathPrecision, Target
@@ -54,8 +60,8 @@ ELEMENTWISE_WIDE_US = 0.037
 #: The same of f32 for FMAs where k is the unit-stride axis: each row of a block is short. From a product of 432 rows on
 #: an H100.
 ELEMENTWISE_SHORT_US = 0.15
-#: The same of f32 without unit stride: neighbouring threads then load from one row each. From products of 361 to 511
-#: rows on an H200.
+#: The same of f32 without unit stride for tensor cores: neighbouring threads then load from one row each. From products
+#: of 361 to 511 rows on an H200.
 ELEMENTWISE_STRAY_US = 0.6
 #: The same where an element is transposed on its way into shared memory, for wgmma of tf32, by whether it is loaded
 #: one by one anyhow. From cubes of about 4096 on an H200.
@@ -77,7 +83,7 @@ MFLOP_US = {
     MathPrecision.BF16: {ArchSku.SM90A: MFlop(0.122, 0.237), ArchSku.SM80: MFlop(0.244, 0.474)},
     MathPrecision.EXACT: {ArchSku.SM90A: MFlop(0.061, 0.119), ArchSku.SM80: MFlop(0.122, 0.237)},
     MathPrecision.TF32: {ArchSku.SM90A: MFlop(0.38, 0.38), ArchSku.SM80: MFlop(0.49, 0.95)},
-    MathPrecision.TF32X3: {ArchSku.SM90A: MFlop(2.3, 4.0), ArchSku.SM80: MFlop(1.5, 2.8)},
+    MathPrecision.TF32X3: {ArchSku.SM90A: MFlop(2.3, 2.7), ArchSku.SM80: MFlop(1.5, 2.8)},
     MathPrecision.F32: {ArchSku.SM90A: MFlop(2.9, 9.0), ArchSku.SM80: MFlop(3.4, 9.0)},
     MathPrecision.F64: {ArchSku.SM90A: MFlop(1.6, 1.6), ArchSku.SM80: MFlop(3.9, 7.6)},
 }
@@ -90,6 +96,9 @@ FEW_ACCUMULATORS, FEW_ACCUMULATORS_SLOWER = 8, 1.3
 BUSY_WARPS, LONE_SLOWER = 6, 1.25
 #: The same of tf32x3 in tiles of 16 rows, whose warps all split the same elements of A.
 LONE_SHORT_SLOWER = 1.7
+#: Programs that a multiprocessor computes in the time of one, of tiles for tf32 factors that lie along C, by columns:
+#: the latency of their loads, one element at a time, is the limit. From products of 89 to 562 rows on an H200.
+ALONG_AT_ONCE = {128: 1.8, 64: 3.0, 32: 3.0}
 #: Factor on FMAs where A is row-major: its columns are read from shared memory with conflicts between banks.
 #: From a run on an H200 that is not published.
 ROWS_SLOWER = 1.4
@@ -144,13 +153,13 @@ def _uses_wgmma(tile: Tile, target: Target) -> bool:
     return target.arch is ArchSku.SM90A and tile.m >= 64 and tile.warps >= 4
 
 
-def _fed_us(o: Operand, tile: Tile, extent: int, b_rows: bool, transposed: bool, short: bool) -> float:
+def _fed_us(o: Operand, tile: Tile, extent: int, b_rows: bool, transposed: bool, fmas: bool) -> float:
     """Microseconds of loading a step's elements of a factor.
 
-    ``b_rows``: whether B is row-major; ``transposed``, ``short``: see ``TRANSPOSED_US`` and ``ELEMENTWISE_SHORT_US``.
+    ``b_rows``: whether B is row-major; ``transposed``: see ``TRANSPOSED_US``; ``fmas``: no tensor cores.
     """
     elements = extent * tile.k
-    if o.element is ElementKind.F32 and unit_axis(o) is None:
+    if o.element is ElementKind.F32 and unit_axis(o) is None and not fmas:
         return elements * (ELEMENTWISE_STRAY_US + transposed * TRANSPOSED_US[True]) / 1000
     if transposed:
         return elements * TRANSPOSED_US[is_elementwise(o)] / 1000
@@ -158,6 +167,7 @@ def _fed_us(o: Operand, tile: Tile, extent: int, b_rows: bool, transposed: bool,
         f64 = o.element is ElementKind.F64
         return elements * o.element.itemsize / (FEED_F64_BYTES_PER_US if f64 else FEED_BYTES_PER_US[b_rows])
     each = ELEMENTWISE_WIDE_US if o.element.itemsize == 2 and tile.warps == 8 else ELEMENTWISE_US
+    short = fmas and not is_turned(o)
     return elements * (ELEMENTWISE_SHORT_US if short else each) / 1000 / elements_per_load(o)
 
 
@@ -183,14 +193,16 @@ def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: i
     if fmas and not is_turned(desc.operand("a")):
         computed *= ROWS_SLOWER
     if fmas or desc.multiplicands is MathPrecision.TF32X3:
-        slower = LONE_SHORT_SLOWER if tile.m == 16 and not fmas else LONE_SLOWER
-        computed *= slower if min(max(programs / sms, 1.0), resident) * tile.warps < BUSY_WARPS else 1.0
+        lone = LONE_SHORT_SLOWER if tile.m == 16 and not fmas else LONE_SLOWER
+        computed *= lone if min(max(programs / sms, 1.0), resident) * tile.warps < BUSY_WARPS else 1.0
     a, b = desc.operand("a"), desc.operand("b")
     fed = sum(
-        _fed_us(o, tile, extent, rows and not tf32, tf32 and wgmma and is_turned(o), fmas and not is_turned(o))
+        _fed_us(o, tile, extent, rows and not tf32, tf32 and wgmma and is_turned(o), fmas)
         for o, extent in ((a, tile.m), (b, tile.n))
     )
-    compute = waves * steps * (computed + fed)
+    along = tf32 and tile in TILES_TF32_ALONG and has_elementwise_access(desc)
+    slower = max(ALONG_AT_ONCE[tile.n] / min(max(programs / sms, 1.0), resident), 1.0) if along else 1.0
+    compute = waves * steps * (computed + fed) * slower
 
     requested = (min(tile.m, max(desc.m, 1)) + tile.n) * tile.k * itemsize
     latency = LATENCY_US + LATENCY_64K_US * requested / 2**16

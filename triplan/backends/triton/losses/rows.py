@@ -21,9 +21,9 @@ from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
 #: Microseconds that tiles of many short rows take longer than a loop where rows begin between vectors: on an H200
 #: 8 x 63 bf16 take 7.1 us, and looped 4.8.
 SEVERAL_US = 1.0
-#: Tiles of scale_gradient where neighbouring rows are adjacent in all operands, and in some; in some, of rows that
-#: leave a quarter of the columns empty; of fewer elements than SMALL, so that every multiprocessor has work. Untuned.
-ACROSS_TILE, CROSSED_TILE, NARROW_TILE = Tile(512, 8, 8), Tile(64, 64, 8), Tile(128, 32, 8)
+#: Tiles of scale_gradient where neighbouring rows are adjacent in all operands, and in some; and of fewer elements than
+#: SMALL, so that every multiprocessor has work. Untuned.
+ACROSS_TILE, CROSSED_TILE = Tile(512, 8, 8), Tile(64, 64, 8)
 #: Elements of 16 bits that a thread has of rows with gaps, so that enough bytes are in flight; and of a tile of several
 #: such rows. Untuned.
 GAPPED_EACH, GAPPED = 16, 2048
@@ -76,7 +76,7 @@ class ScaleRows(ScaleElements, ops=ScaleGradientDescriptor.ops()):
         if (self.rows.across or self.rows.crossed) and self.rows.lanes >= CROSSED_TILE.rows:
             if small:
                 return SMALL_ACROSS_TILE if self.rows.across else SMALL_CROSSED_TILE
-            return ACROSS_TILE if self.rows.across else NARROW_TILE if self.is_narrow() else CROSSED_TILE
+            return ACROSS_TILE if self.rows.across else CROSSED_TILE
         if small and self.rows.n > SMALL_BLOCK:
             return Tile(1, SMALL_BLOCK, SMALL_WARPS)
         tile = self.rows.whole_tile(BLOCK) or self.rows.block_tile()
@@ -84,11 +84,6 @@ class ScaleRows(ScaleElements, ops=ScaleGradientDescriptor.ops()):
             return tile
         rows = max(GAPPED // tile.block, 1)
         return Tile(rows, tile.block, max(rows * tile.block // (32 * GAPPED_EACH), 1))
-
-    def is_narrow(self) -> bool:
-        """Whether tiles of NARROW_TILE have at most three quarters of the columns of others."""
-        wide, narrow = (-(-self.rows.n // tile.block) * tile.block for tile in (CROSSED_TILE, NARROW_TILE))
-        return self.rows.lanes >= NARROW_TILE.rows and 4 * narrow <= 3 * wide
 
     def programs(self) -> int:
         return self.rows.programs(self.tile)

@@ -31,8 +31,8 @@ WARP_STEP_US, REVERSED_STEP = 0.18, 1.2
 ALONG_PER_US, CROSSED_PER_US = 3.5e5, 1.6e5
 #: The same where they are adjacent in all operands, by the bytes of an element; reversed they take longer.
 ACROSS_PER_US, REVERSED_ACROSS = {2: 3e5, 4: 1.5e5, 8: 0.9e5}, 1.3
-#: Time relative to that if results have gaps in both directions. From drawn problems on an H200.
-GAPS = 2.2
+#: Time relative to that if results have gaps in both directions. From a drawn problem on an H200.
+GAPS = 1.65
 
 
 class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
