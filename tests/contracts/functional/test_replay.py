@@ -629,7 +629,8 @@ def other_numbers(value: Any) -> Args:
     if isinstance(value, float):
         return -value, value + 0.7, 1e30
     if isinstance(value, (list, tuple)) and value and all(isinstance(n, int) for n in value):
-        return type(value)(n + 1 for n in value), value[:-1]
+        others = [[n + 1 for n in value], value[:-1], map(float, value), [*value[:-1], float(value[-1])]]
+        return *map(type(value), others), type(value)(bool(n) if n in (0, 1) else n for n in value)
     return ()
 
 

@@ -95,10 +95,18 @@ def other_outcomes(scales: Mapping[int, str], record: Recording) -> Iterator[tup
 def differs(read: str, name: str, value: Any) -> str:
     """An expression: whether what ``read`` reads is another value than ``value``, the constant ``name``.
 
-    True, 1 and 1.0 are equal but not the same scale or axis, and 0.0 equals -0.0. Small integers, bools and None are
-    one object each, and are told by that. A list may have changed since.
+    True, 1 and 1.0 are equal but not the same scale or axis, and 0.0 equals -0.0; so it is with those in lists. Small
+    integers, bools and None are one object each, and are told by that. A list may have changed since.
     """
-    tests = [f"type({read}) is not type_{name}", f"{read} != {name}"]
-    if isinstance(value, float) and value == 0:
-        tests.append(f"repr({read}) != {repr(value)!r}")
+    tests = [f"type({read}) is not type_{name}", f"{read} != {name}", *_alike(read, name, value)]
     return " or ".join(tests) if isinstance(value, list) else f"{read} is not {name} and ({' or '.join(tests)})"
+
+
+def _alike(read: str, name: str, value: Any) -> Iterator[str]:
+    """Expressions: whether what ``read`` reads, which equals ``value``, is another number, or has another in it."""
+    if isinstance(value, float) and value == 0:
+        yield f"repr({read}) != {repr(value)!r}"
+    for i, item in enumerate(value if isinstance(value, (list, tuple)) else ()):
+        if not isinstance(item, str):  # which equals nothing else
+            yield f"type({read}[{i}]) is not type({name}[{i}])"
+            yield from _alike(f"{read}[{i}]", f"{name}[{i}]", item)
