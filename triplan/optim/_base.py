@@ -39,7 +39,7 @@ class _Known:
         self, optimizer: ListOptimizer, group: dict[str, Any], parts: list[tuple[ListStep, list[Tensor]]]
     ) -> None:
         """``parts``: the lists that are updated together, and their parameters."""
-        self.options, self.params = optimizer.options(group), list(group["params"])
+        self.kind, self.params = optimizer.kind(group), list(group["params"])
         at = {id(p): i for i, p in enumerate(self.params)}
         self.parts = [(step, [at[id(p)] for p in params]) for step, params in parts]
         self.updated = [p for _, params in parts for p in params]
@@ -76,11 +76,12 @@ class _Known:
         except RuntimeError:  # sparse tensors have none
             strides = None
         placements = [g.placements for g in given if is_dtensor(g)] if sharded else None
-        return [[g is None for g in grads], [g.dtype for g in given], strides, placements]
+        sizes = list(map(Tensor.numel, given))  # the memory of a parameter may now be that of a larger one's part
+        return [[g is None for g in grads], [g.dtype for g in given], strides, sizes, placements]
 
     def step(self, optimizer: ListOptimizer, group: dict[str, Any], scale: Tensor | None, found: Tensor | None) -> bool:
         """Make the step if it is the one that was made before; whether it is."""
-        if self.options != optimizer.options(group) or not _same(group["params"], self.params):
+        if self.kind != optimizer.kind(group) or not _same(group["params"], self.params):
             return False
         states = list(map(optimizer.state.get, self.updated))
         if not _same(states, self.states) or not _same(self._values(), self.values):
@@ -106,6 +107,12 @@ class _Known:
 
 def _has_master(group: dict[str, Any], p: Tensor) -> bool:
     return group["master_weights"] and p.dtype is not torch.float32
+
+
+def _lying(params: Sequence[Tensor], states: Sequence[Sequence[Tensor]]) -> tuple[int, ...]:
+    """The addresses and sizes of parameters, and the addresses of their states."""
+    sizes = [local(p).numel() for p in params]
+    return (*sizes, *[local(t).data_ptr() for p, own in zip(params, states, strict=True) for t in (p, *own)])
 
 
 def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
@@ -162,6 +169,10 @@ class ListOptimizer(torch.optim.Optimizer):
 
     # --- steps ---
 
+    def kind(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        """All of a group but parameters and numbers: groups may be changed between steps."""
+        return self.options(group), self.states(group), group["master_weights"], group["rounding_seed"]
+
     @overload
     def step(self, closure: None = None) -> None: ...
     @overload
@@ -212,7 +223,7 @@ class ListOptimizer(torch.optim.Optimizer):
         key = (*key, *options.values(), *names, seed)
         # Where everything lies: parameters and states may have been replaced since (``p.data = ...``, a loaded state).
         kept = [self._initialized(p, names) for p in params]
-        which = tuple([local(t).data_ptr() for p, state in zip(params, kept, strict=True) for t in (p, *state)])
+        which = _lying(params, kept)
         known = self._lists.get(key)
         if known is not None and known[0] == which:
             return known[1]
@@ -237,8 +248,7 @@ class ListOptimizer(torch.optim.Optimizer):
         if mastered:
             operands |= {"copy": operands["param"], "param": operands.pop("master")}
         made = ListStep(self.plan, operands, len(self.numbers(group)), options)
-        which = tuple([local(t).data_ptr() for p in params for t in (p, *self._initialized(p, names))])
-        self._lists[key] = which, made
+        self._lists[key] = _lying(params, [self._initialized(p, names) for p in params]), made
         return made
 
     def _dense(self, name: str, tensors: Sequence[Tensor], params: Sequence[Tensor]) -> list[Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
@@ -48,7 +49,13 @@ class SGD(ListOptimizer):
         return (group["lr"], group["momentum"], group["dampening"], group["weight_decay"])
 
     def options(self, group: dict[str, Any]) -> dict[str, Any]:
-        return {"maximize": group["maximize"], "nesterov": group["nesterov"]}
+        return {"maximize": group["maximize"], "nesterov": bool(group["nesterov"] and group["momentum"] != 0)}
 
     def states(self, group: dict[str, Any]) -> tuple[str, ...]:
         return ("momentum_buffer",) if group["momentum"] != 0 else ()
+
+    def _initialized(self, p: Tensor, names: Sequence[str]) -> list[Tensor]:
+        # A new buffer begins with the whole gradient, whenever the group gets its momentum.
+        if "momentum_buffer" in names and self.state[p].get("momentum_buffer") is None:
+            self.state[p]["step"] = torch.tensor(0.0)
+        return super()._initialized(p, names)

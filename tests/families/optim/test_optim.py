@@ -314,6 +314,14 @@ def _turned(params: list[Tensor]) -> None:
     params[0].grad = params[0].grad.t().contiguous().t()  # type: ignore[union-attr]
 
 
+def _cut(opt: Any, params: list[Tensor]) -> None:
+    """The second parameter is a part of its memory from now on, as of a pruned layer."""
+    p, state = params[1], opt.state[params[1]]
+    p.grad, p.data = None, p.data[:2]
+    state.update({name: t[:2] for name, t in state.items() if t.dim()})
+    p.grad = torch.full_like(p, 5.0)
+
+
 #: What may change between two steps of the same optimizer, given it and its parameters.
 CHANGES: dict[str, Callable[[Any, list[Tensor]], None]] = {
     "nothing": lambda opt, params: None,
@@ -328,15 +336,21 @@ CHANGES: dict[str, Callable[[Any, list[Tensor]], None]] = {
     "a state's memory": lambda opt, params: setattr(opt.state[params[0]]["exp_avg"], "data", torch.ones(5, 3)),
     "all states of one": lambda opt, params: opt.state.pop(params[1]),
     "a group": lambda opt, params: opt.add_param_group({"params": [torch.ones(3, requires_grad=True)], "lr": 0.1}),
+    "a parameter's size": _cut,
+    "a momentum": lambda opt, params: opt.param_groups[0].update(momentum=0.5, dampening=0.25),
+    "no momentum": lambda opt, params: opt.param_groups[0].update(momentum=0.0),
 }
+#: Those of AdamW, and of SGD without momentum or with Nesterov's.
+CHANGED = [("AdamW", {}, change) for change in CHANGES if "momentum" not in change]
+CHANGED += [("SGD", {}, "a momentum"), ("SGD", {"momentum": 0.9, "nesterov": True}, "no momentum")]
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_steps_see_what_changed_since_the_last(change: str) -> None:
+@pytest.mark.parametrize(("name", "options", "change"), CHANGED)
+def test_steps_see_what_changed_since_the_last(name: str, options: dict[str, Any], change: str) -> None:
     made = []
-    for kind in (ours.AdamW, torch.optim.AdamW):
+    for kind in (getattr(ours, name), getattr(torch.optim, name)):
         params = [torch.linspace(-1, 1, 15).reshape(5, 3).requires_grad_(), torch.ones(4, requires_grad=True)]
-        opt = kind(params, lr=0.1)
+        opt = kind(params, lr=0.1, **options)
         for turn in range(5):
             for p in params:
                 p.grad = torch.full_like(p, turn + 0.5)
