@@ -43,9 +43,14 @@ def _matrix(t: Tensor, at: int) -> Tensor:
 def _shaped(t: Tensor, like: Tensor, at: int) -> Tensor:
     """Rows [rows, k] as they lie in the result: along axis ``at``, contiguous."""
     if like.dim() == 0:
-        return t.reshape(())
+        return _owned(t.reshape(()))
     others = [n for a, n in enumerate(like.shape) if a != at]
-    return t.reshape(*others, t.shape[1]).movedim(-1, at).contiguous()
+    return _owned(t.reshape(*others, t.shape[1]).movedim(-1, at).contiguous())
+
+
+def _owned(t: Tensor) -> Tensor:
+    """``t``, no view to autograd, which refuses to write in place a view that a Function of several results returns."""
+    return t.data
 
 
 def _run(plan: Any, x: Tensor, outs: dict[str, Tensor], **options: Any) -> None:
@@ -132,7 +137,7 @@ def _kth_kernel(input: Tensor, k: int, dim: int, keepdim: bool) -> tuple[Tensor,
     x = _matrix(input, axis(dim, input.dim()))
     values, indices = _empty(x, x.shape[:1])
     _run(KthValuePlan, x, {"values": values, "indices": indices}, k=k)
-    return values.view(shape), indices.view(shape)
+    return _owned(values.view(shape)), _owned(indices.view(shape))
 
 
 def _kth_setup(ctx: Any, inputs: Any, output: Any) -> None:

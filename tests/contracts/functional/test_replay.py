@@ -362,6 +362,23 @@ def test_a_result_that_is_a_view_can_be_written(answers: list[bool], device: str
     assert torch.equal(torch.autograd.grad(result.sum(), y)[0], torch.full_like(y, 3))
 
 
+@pytest.mark.parametrize("name", RECORDED)
+def test_results_can_be_written(name: str, answers: list[bool], device: str) -> None:
+    """As those of torch's functions: no result is a view that a Function returned, replayed or not."""
+    for _ in range(4):
+        call = drawn(name, device)
+        leaves, others = call.given(True), call.given(True)
+        wanted = [[given[i] for i in call.grads] for given in (leaves, others)]
+        found, expected = call.ours(*leaves).mul_(2), call.theirs(*others)
+        grad = torch.randint_like(expected, -4, 5) / 4
+        try:
+            grads = torch.autograd.grad(found, wanted[0], grad)
+        except RuntimeError as e:
+            assert "modified by an inplace operation" in str(e)  # noqa: PT017  # the op saved its result
+        else:
+            torch.testing.assert_close(grads, torch.autograd.grad(expected * 2, wanted[1], grad))
+
+
 def test_inference_of_calls_that_make_tensors(answers: list[bool], device: str) -> None:
     x, index = leaf(4, 4, device=device), torch.tensor([1, 2], device=device)
     for _ in range(4):
