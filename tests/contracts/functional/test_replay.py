@@ -575,6 +575,23 @@ def test_changed_surroundings_are_noticed(name: str, recording: bool, answers: l
             assert results[0][1] == results[1][1]
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_changed_default_dtype_is_noticed(name: str, answers: list[bool], device: str) -> None:
+    """Which torch's functions give to results of integers."""
+    call, default = drawn(name, device), torch.get_default_dtype()
+    args = tuple(a.int() if isinstance(a, Tensor) and a.is_floating_point() else a for a in call.args)
+    try:
+        torch.set_default_dtype(torch.float64)
+        expected = outcome(call.ours, given_to(name, args))
+        torch.set_default_dtype(default)
+        for _ in range(3):
+            outcome(call.ours, given_to(name, args))
+        torch.set_default_dtype(torch.float64)
+        same(outcome(call.ours, given_to(name, args)), expected)
+    finally:
+        torch.set_default_dtype(default)
+
+
 def test_calls_under_a_profiler_are_not_recorded(answers: list[bool], device: str) -> None:
     """It marks plans by ops of its own."""
     with torch.profiler.profile():
