@@ -17,7 +17,7 @@ from triplan.functional._ops import RECORDED, Recorded, check_out
 from triplan.functional._plans import run
 from triplan.functional._replay.recording import is_plain
 from triplan.functional._replay.replay import repeats, replayed
-from triplan.functional._shapes import axis
+from triplan.functional._shapes import axis, check_same_device
 
 __all__ = ["argsort", "kthvalue", "searchsorted", "sort", "topk"]
 
@@ -374,5 +374,6 @@ def searchsorted(
                 "torch.searchsorted(): input value can be a scalar only when boundaries tensor dimension is 1, but we "
                 f"got boundaries tensor dim({sorted_sequence.dim()})"
             )
+    check_same_device("searchsorted", sorted_sequence, input, *(() if sorter is None else (sorter,)))
     found = _searchsorted(sorted_sequence.detach(), input.detach(), sorter, right or side == "right", out_int32)
     return _into("searchsorted", None if out is None else [out], [found])[0]

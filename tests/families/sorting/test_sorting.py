@@ -192,6 +192,8 @@ def test_opcheck_of_searchsorted() -> None:
         (lambda: F.sort(drawn(3).to(torch.complex64)), RuntimeError),
         (lambda: F.searchsorted(drawn(3), drawn(3).float()), RuntimeError),
         (lambda: F.searchsorted(drawn(2, 3), drawn(3, 3)), RuntimeError),
+        (lambda: F.searchsorted(drawn(3).to("meta"), drawn(3)), RuntimeError),
+        (lambda: F.searchsorted(drawn(3), drawn(3), sorter=drawn(3).long().to("meta")), RuntimeError),
         (lambda: F.searchsorted(drawn(2, 3), 1.0), RuntimeError),
         (lambda: F.searchsorted(drawn(3), drawn(3), side="left", right=True), RuntimeError),
         (lambda: F.unique_consecutive(torch.zeros(3, 0), dim=0), RuntimeError),
