@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -26,9 +27,14 @@ def require(condition: Any, message: Callable[[], str]) -> None:
         _check(condition, message)
 
 
+def integer(value: Any) -> Any:
+    """The int that ``value`` stands for, as numpy's integers do; others unchanged."""
+    return value if isinstance(value, (int, torch.SymInt)) or not hasattr(value, "__index__") else index(value)
+
+
 def axis(dim: int, rank: int) -> int:
     """``dim`` as a non-negative axis; a 0-d tensor has one axis. Raises ``IndexError``."""
-    rank = max(rank, 1)
+    dim, rank = integer(dim), max(rank, 1)
     if not -rank <= dim < rank:
         raise IndexError(
             f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {shown(dim)})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cases.functional import DEVICES, FIXED, FLOATS, IN_PLACE, Call, calls, fixed, integers, on_copies
@@ -46,12 +47,15 @@ def test_gradients_in_every_dtype(name: str, dtype: torch.dtype, expanded: bool,
     same(ours, theirs)
 
 
-def test_padding_row_gets_no_gradient(device: str) -> None:
+@pytest.mark.parametrize("padding_idx", [-1, np.int64(2)], ids=["int", "numpy"])
+def test_padding_row_gets_no_gradient(padding_idx: int, device: str) -> None:
     weight = torch.ones(3, 2, device=device, requires_grad=True)
     index = torch.tensor([0, 2, 2, 1], device=device)
-    F.embedding(index, weight, -1).sum().backward()
+    F.embedding(index, weight, padding_idx).sum().backward()
     assert weight.grad is not None
     assert weight.grad.tolist() == [[1, 1], [1, 1], [0, 0]]
+    with pytest.raises(TypeError, match=r"padding_idx = 2\.0 must be an int"):
+        F.embedding(index, weight, 2.0)  # type: ignore[arg-type]
 
 
 def test_embedding_without_width(device: str) -> None:

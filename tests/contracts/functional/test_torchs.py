@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cases import drawing
@@ -131,3 +132,12 @@ def test_axis_is_dim_where_torch_takes_it(name: str) -> None:
     for wrong in ({"dim": dim, "axis": dim, **named}, named):
         with pytest.raises(TypeError, match="dim"):
             call.ours(x, **wrong)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["argmax", "argsort", "count_nonzero", "cumprod", "log_softmax", "logsumexp", "mean", "softmax", "std", "sum"],
+)
+def test_an_axis_may_be_an_integer_of_numpy(name: str, device: str) -> None:
+    x = torch.arange(6.0, device=device).reshape(2, 3)
+    same(*(getattr(module, name)(x, dim=np.int64(0)) for module in (F, torch)))

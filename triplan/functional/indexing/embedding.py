@@ -19,7 +19,7 @@ from triplan.functional._forward import Linearity
 from triplan.functional._ops import Op
 from triplan.functional._plans import always_checks, run
 from triplan.functional._replay.replay import replayed
-from triplan.functional._shapes import check_index_dtype, check_same_device
+from triplan.functional._shapes import check_index_dtype, check_same_device, integer
 from triplan.functional._sharding import as_blocks, block, copies, divides, is_dtensor, joined, local_part, terms
 from triplan.functional.indexing.copies import index_copy_
 from triplan.functional.indexing.gather import scatter_add
@@ -165,6 +165,8 @@ def _renormalise(weight: Tensor, indices: Tensor, max_norm: float, norm_type: fl
 def _row(name: str, padding_idx: int | None, rows: int) -> int | None:
     if padding_idx is None:
         return None
+    if not isinstance(padding_idx := integer(padding_idx), (int, torch.SymInt)):  # the backward would refuse it
+        raise TypeError(f"{name}(): padding_idx = {shown(padding_idx)} must be an int")
     if not -rows <= padding_idx < rows:
         raise RuntimeError(f"{name}(): padding_idx = {shown(padding_idx)} must be within num_embeddings = {rows}")
     return padding_idx + (rows if padding_idx < 0 else 0)

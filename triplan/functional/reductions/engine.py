@@ -12,7 +12,7 @@ from triplan.descriptors.reductions import DEVIATIONS, EXTREMA, INDEXED, PAIRS
 from triplan.facade import plan_type
 from triplan.functional._ops import Recorded
 from triplan.functional._plans import run
-from triplan.functional._shapes import axis
+from triplan.functional._shapes import axis, integer
 from triplan.functional._sharding.axes import reduced
 from triplan.functional.reductions.gradients import gradient
 
@@ -24,6 +24,7 @@ _MAX_AXES = 8
 
 def dims(name: str, rank: int, dim: Axes) -> list[int]:
     """The axes as they are given, perhaps negative; all for None and ()."""
+    dim = integer(dim)
     if isinstance(dim, int):
         return [dim]
     if dim is None or len(dim) == 0:
