@@ -337,3 +337,10 @@ def test_more_than_two_billion_elements() -> None:
     assert torch.equal(F.pad(x, (1, -2), value=3)[:, 1:], x[:, :-2])
     assert torch.equal(F.cat([x[:, 9:], x], 1), torch.cat([x[:, 9:], x], 1))
     assert int(F.fill_(x, 7).amin()) == 7
+
+
+@pytest.mark.parametrize("value", [0.5, -0.25, float("nan"), 0.0, 256])
+def test_a_bool_filled_with_a_number_is_its_truth(value: float, device: str) -> None:
+    x, mask = torch.tensor([[True, False, True], [True, True, False]], device=device)
+    assert torch.equal(F.masked_fill(x, mask, value), x.masked_fill(mask, value))
+    assert torch.equal(F.masked_fill_(x.clone(), mask, value), x.masked_fill(mask, value))

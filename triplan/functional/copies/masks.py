@@ -31,6 +31,7 @@ def _shape(target: Tensor, mask: Tensor, value: Number) -> Sequence[int]:
 
 def _select(out: Tensor, target: Tensor, mask: Tensor, value: Number) -> None:
     number(value, target.dtype)  # refuses what does not fit
+    value = bool(value) if target.dtype is torch.bool else value  # 0.5 and NaN are True
     value = as_float(value) if target.dtype.is_floating_point else int(value)
     mask, target, out = map(at_least_1d, (mask, target, out))  # layouts without axes cannot say how they are aligned
     run(plan_type("where"), {"x": mask, "z": target, "out": out}, scalars={"y": value}, op="where")
