@@ -56,9 +56,10 @@ def empty_in_order(shape: Sequence[int], *inputs: Tensor) -> Tensor:
 
 def for_each_axis(name: str, what: str, value: int | Sequence[int], axes: int) -> tuple[int, ...]:
     """One number for each axis."""
+    value = integer(value)
     if isinstance(value, int):
         return (value,) * axes
-    found = tuple(value)
+    found = tuple(map(integer, value))
     if len(found) not in (1, axes):
         raise RuntimeError(
             f"{name}(): expected {what} to be a single integer value or a list of {axes} values, but "

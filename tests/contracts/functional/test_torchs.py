@@ -141,3 +141,10 @@ def test_axis_is_dim_where_torch_takes_it(name: str) -> None:
 def test_an_axis_may_be_an_integer_of_numpy(name: str, device: str) -> None:
     x = torch.arange(6.0, device=device).reshape(2, 3)
     same(*(getattr(module, name)(x, dim=np.int64(0)) for module in (F, torch)))
+
+
+@pytest.mark.parametrize("two", [np.int64(2), (np.int32(2), 2)], ids=["one", "list"])
+def test_sizes_of_windows_may_be_integers_of_numpy(two: Any, device: str) -> None:
+    x, w = torch.arange(32.0, device=device).reshape(1, 2, 4, 4), torch.ones(3, 2, 2, 2, device=device)
+    same(*(module.conv2d(x, w, stride=two, dilation=two) for module in (F, torch.nn.functional)))
+    same(*(module.avg_pool2d(x, two, two) for module in (F, torch.nn.functional)))

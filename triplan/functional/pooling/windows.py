@@ -217,7 +217,9 @@ def _windows(
     name: str, axes: int, kernel: int | Ints, stride: int | Ints | None, padding: int | Ints, dilation: int | Ints
 ) -> tuple[tuple[int, ...], ...]:
     """kernel, stride, padding and dilation of two axes. Raises ``RuntimeError``."""
-    given = {"kernel_size": kernel, "stride": kernel if stride in (None, [], ()) else stride}
+    if stride is None or (isinstance(stride, (list, tuple)) and not stride):
+        stride = kernel
+    given = {"kernel_size": kernel, "stride": stride}
     given |= {"padding": padding, "dilation": dilation}
     found = {what: for_each_axis(name, what, value, axes) for what, value in given.items()}
     for what, each in found.items():
