@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from cases import H200
-from cases.gemm import LOOSE_COLUMN, LOOSE_ROW, backward, check
+from cases.gemm import COLUMN, LOOSE_COLUMN, LOOSE_ROW, backward, check
 
 import triplan as tp
-from triplan.backends.triton.gemm import fma, separate, tile_shapes as shapes
+from triplan.backends.triton.gemm import fma, separate, separate_wgmma, tile_shapes as shapes
 from triplan.backends.triton.gemm.products import gradient_products
 from triplan.backends.triton.gemm.split_k import cheapest_split
 from triplan.backends.triton.gemm.tile_costs import cheapest_tile
@@ -23,7 +23,7 @@ F64 = tp.GemmDescriptor(m=5517, n=8193, k=2048, element="f64", layouts={"a": LOO
 def test_factors_that_lie_along_c_have_tiles_of_two_warps() -> None:
     assert cheapest_split(TF32, H200).tile == shapes.TILES_TF32_ALONG[0]
     assert cheapest_tile(F64, H200) == shapes.TILES_F64_ALONG[0] not in shapes.tiles_of(F64.replace(n=129), H200)
-    assert shapes.TILES_TF32_ALONG[2] == cheapest_split(TF32.replace(n=31), H200).tile
+    assert shapes.TILES_TF32_ALONG[2] == cheapest_split(TF32.replace(m=255, n=31), H200).tile
 
 
 @pytest.mark.parametrize("desc", [TF32, F64], ids=["tf32", "f64"])
@@ -74,6 +74,20 @@ def test_gradients_in_tf32x3_of_a_strided_dc_are_multiplied_as_f32() -> None:
     desc = backward(361, 3824, 511, "f32", (1, 0, 0), math="tf32x3", layouts={"dc": "strided"})
     (product,) = gradient_products(desc).values()
     assert separate.way_of(product.desc, H200, separate.WAYS).build is fma.fma
+
+
+@pytest.mark.parametrize("shared_memory", [1000, 30000, 50000, 100000])
+def test_tiles_fit_in_shared_memory(shared_memory: int) -> None:
+    small = H200.replace(shared_memory=shared_memory)
+    narrow = tp.GemmDescriptor(m=4096, n=127, k=1024, element="f32", math="tf32", layouts={"b": COLUMN})
+    for desc in (TF32, F64, narrow):
+        assert all(t.shared_bytes(desc.element.itemsize) <= shared_memory for t in shapes.tiles_of(desc, small))
+
+
+def test_gradients_are_refused_where_no_tile_fits() -> None:
+    desc = backward(4099, 1025, 1024, "f16", (1, 1, 0))
+    for module in (separate, separate_wgmma):
+        assert not module.supports(desc, H200.replace(shared_memory=1000))
 
 
 @pytest.mark.gpu

@@ -7,6 +7,7 @@ they may share a copy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -59,8 +60,9 @@ def way_of(desc: GemmDescriptor, target: Target, ways: tuple[Way, ...]) -> Way:
 
 
 def _products_us(desc: GemmBackwardDescriptor, target: Target, ways: tuple[Way, ...]) -> float:
-    """Estimated microseconds of the products."""
-    return sum(way_of(p.desc, target, ways).rank(p.desc, target) for p in gradient_products(desc).values())
+    """Estimated microseconds of the products; infinite if no kernel takes one of them."""
+    found = [(p.desc, way_of(p.desc, target, ways)) for p in gradient_products(desc).values()]
+    return sum(way.rank(product, target) if way.supports(product, target) else math.inf for product, way in found)
 
 
 @fact

@@ -152,14 +152,15 @@ def max_accumulators(desc: MatrixProductDescriptor, elementwise: bool) -> int:
 
 
 def tiles_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Tile, ...]:
-    """The tiles that suit ``desc`` and fit ``target``; at least one."""
+    """The tiles that suit ``desc`` and fit ``target``."""
     turned, elementwise = any(is_turned(desc.operand(name)) for name in "ab"), has_elementwise_access(desc)
     along = _along_tiles(desc) if elementwise and target.arch is ArchSku.SM90A else ()
     found = tiles_for(desc, target, elementwise, turned)
     tf32 = desc.multiplicands is MathPrecision.TF32 and not (elementwise or turned)
-    if tf32 and target.arch is ArchSku.SM90A and desc.n <= STREAMED_COLUMNS:
-        found = tuple(replace(t, stages=4) if t == _TF32[0] else t for t in found)
-    return (*along, *found)
+    streamed = replace(_TF32[0], stages=4)
+    if tf32 and target.arch is ArchSku.SM90A and desc.n <= STREAMED_COLUMNS and _fits(streamed, desc, target):
+        found = tuple(streamed if t == _TF32[0] else t for t in found)
+    return (*(t for t in along if _fits(t, desc, target)), *found)
 
 
 def _along_tiles(desc: MatrixProductDescriptor) -> tuple[Tile, ...]:
@@ -174,6 +175,11 @@ def _along_tiles(desc: MatrixProductDescriptor) -> tuple[Tile, ...]:
     return ()
 
 
+def _fits(tile: Tile, desc: MatrixProductDescriptor, target: Target) -> bool:
+    """Whether a program has the shared memory of a tile."""
+    return not target.is_gpu or tile.shared_bytes(desc.element.itemsize) <= target.shared_memory
+
+
 def is_turned(o: Operand) -> bool:
     """Whether k is not the unit-stride axis of a factor."""
     return unit_axis(o) != (1 if o.name == "a" else 0)
@@ -181,13 +187,11 @@ def is_turned(o: Operand) -> bool:
 
 def tiles_for(desc: MatrixProductDescriptor, target: Target, elementwise: bool, turned: bool) -> tuple[Tile, ...]:
     """``tiles_of`` with elementwise access, and whether a factor ``is_turned``, decided by the caller."""
-    itemsize, most = desc.element.itemsize, max_accumulators(desc, elementwise)
-    registers = 2 if desc.element is ElementKind.F64 else 1
+    most, registers = max_accumulators(desc, elementwise), 2 if desc.element is ElementKind.F64 else 1
     return tuple(
         t
         for t in _candidates(desc, target, elementwise, turned)
-        if t.accumulators * registers <= most
-        and (not target.is_gpu or t.shared_bytes(itemsize) <= target.shared_memory)
+        if t.accumulators * registers <= most and _fits(t, desc, target)
     )
 
 
