@@ -148,3 +148,10 @@ def test_sizes_of_windows_may_be_integers_of_numpy(two: Any, device: str) -> Non
     x, w = torch.arange(32.0, device=device).reshape(1, 2, 4, 4), torch.ones(3, 2, 2, 2, device=device)
     same(*(module.conv2d(x, w, stride=two, dilation=two) for module in (F, torch.nn.functional)))
     same(*(module.avg_pool2d(x, two, two) for module in (F, torch.nn.functional)))
+
+
+def test_rolls_take_integers_of_numpy(device: str) -> None:
+    x, one = torch.arange(6.0, device=device).reshape(2, 3), np.int64(1)
+    for dims in (None, 0, one, (one,)):
+        same(F.roll(x, one, dims), torch.roll(x, 1, dims))
+    same(F.flip(x, one), torch.flip(x, (1,)))  # type: ignore[arg-type]

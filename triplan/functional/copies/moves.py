@@ -11,7 +11,7 @@ from triplan.facade import CopyPlan, PadPlan
 from triplan.functional._ops import Op
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
-from triplan.functional._shapes import axis
+from triplan.functional._shapes import axis, integer
 from triplan.functional._sharding.axes import but
 from triplan.functional.copies.conversions import clone
 from triplan.functional.copies.engine import MAX_RANK, Number, Tensor, as_bits, check_fillable, known, number
@@ -82,7 +82,7 @@ def _axes(dims: int | Sequence[int], rank: int) -> list[int]:
 @replayed
 def flip(input: Tensor, dims: Sequence[int]) -> Tensor:
     """A copy of ``input``, reversed along ``dims``: as ``torch.flip``. Raises ``RuntimeError`` if one is repeated."""
-    axes = _axes(dims, input.dim())
+    axes = _axes(integer(dims), input.dim())
     if len(set(axes)) < len(axes):
         raise RuntimeError(f"flip(): a dim appears multiple times in the list of dims {list(dims)}")
     if not input.dim():
@@ -96,6 +96,7 @@ def roll(input: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] |
 
     As ``torch.roll``: without ``dims``, of the flattened tensor.
     """
+    shifts, dims = integer(shifts), integer(dims)
     by = [shifts] if isinstance(shifts, int) else list(shifts)
     if not by:
         raise RuntimeError("`shifts` required")
