@@ -81,7 +81,7 @@ class Rows:
         self.count = self.lanes * self.outer
         #: Rows that programs number through: those along the last group, or all.
         self.numbered = self.count if flat else self.lanes
-        contiguous = [self._step(o, axis) is None for o in operands]
+        contiguous = list(map(self.is_along, operands))
         self.unit, self.along = all(contiguous), any(contiguous)
         adjacent = [self._is_adjacent(o) for o in operands]
         self.across, self.crossed = not self.unit and all(adjacent), not self.unit and any(adjacent) > all(adjacent)
@@ -102,7 +102,7 @@ class Rows:
         return not self.flat and bool(self._groups) and self._step(o, self._groups[-1][-1]) is None
 
     def _is_gapped(self, o: Operand) -> bool:
-        return self._nearer and self._step(o, self.axis) is not None and not self._is_adjacent(o)
+        return self._nearer and not self.is_along(o) and not self._is_adjacent(o)
 
     def _alignment(self, o: Operand) -> int:
         """Bytes to which each contiguous row of ``o`` is aligned."""
@@ -164,7 +164,7 @@ class Rows:
         return min(self.neighbours, ceil_power(self.lanes))
 
     def has_gaps(self) -> bool:
-        """Whether rows are contiguous in some operand neither in themselves nor across."""
+        """Whether the elements of a row have gaps in some operand, and neighbouring rows are adjacent in none."""
         return not (self.unit or self.across or self.crossed)
 
     def has_many(self) -> bool:
@@ -200,8 +200,8 @@ class Rows:
     def scattered(self) -> bool:
         """Whether rows lie along two axes, and those of a program along the first, adjacent in no operand, while those
         along the second are adjacent in some."""
-        found, apart = [g[0] for g in self._groups], not (self.unit or self.across or self.crossed)
-        if not apart or not self._nearer or len(found) != 2 or found[0] < found[1]:
+        found = [g[0] for g in self._groups]
+        if not self.has_gaps() or not self._nearer or len(found) != 2 or found[0] < found[1]:
             return False
         return any(self._step(o, found[0]) is None for o in self.operands)
 
@@ -245,7 +245,7 @@ class Rows:
 
     def lone_tile(self, operands: Sequence[Operand], held: int) -> Tile:
         """The tile that holds one block of one row of any length, of ``held`` of ``operands`` at a time."""
-        contiguous = all(self._step(o, self.axis) is None for o in operands)
+        contiguous = all(map(self.is_along, operands))
         size = self.element.itemsize if contiguous else 8
         block = min(ceil_power(self.n), 32768 // size // held, 8192)
         return Tile(1, block, warps_for(block, size))
@@ -290,7 +290,7 @@ class Rows:
             return max(most // rows, 1)
 
         def of(o: Operand) -> float:
-            if self._step(o, self.axis) is None:
+            if self.is_along(o):
                 return 1
             beside = self._step(o, self._groups[-1][-1]) is None
             often = most / rows if beside else 1 if o.layout.unit_axis is None else card.SECTOR / o.element.itemsize

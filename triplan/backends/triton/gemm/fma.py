@@ -241,7 +241,8 @@ def splits_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Split, ...
 def cheapest(desc: MatrixProductDescriptor, target: Target) -> Split:
     """The split of the lowest estimate; of near ones that of the fewest pieces."""
     found = {split: fma_us(desc, split, target) for split in splits_of(desc, target)}
-    near = [split for split, us in found.items() if us <= NEAR * min(found.values())]
+    most = NEAR * min(found.values())
+    near = [split for split, us in found.items() if us <= most]
     return min(near, key=lambda split: (split.pieces, found[split]))
 
 

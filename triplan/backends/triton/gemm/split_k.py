@@ -122,7 +122,7 @@ def sum_us(desc: MatrixProductDescriptor, pieces: int, target: Target) -> float:
 
 
 def partial_bytes(desc: MatrixProductDescriptor, split: Split) -> int:
-    """Exact bytes of the partial sums."""
+    """Bytes of the partial sums, at most: rows may also be stored without padding."""
     return split.count(desc.k) * math.prod(desc.lead) * desc.m * padded_columns(desc) * desc.sums.itemsize
 
 
