@@ -55,7 +55,8 @@ class SGD(ListOptimizer):
         return ("momentum_buffer",) if group["momentum"] != 0 else ()
 
     def _initialized(self, p: Tensor, names: Sequence[str]) -> list[Tensor]:
-        # A new buffer begins with the whole gradient, whenever the group gets its momentum.
+        # A new buffer begins with the whole gradient, whenever the group gets its momentum: the count of steps begins
+        # anew, and with it the bits of stochastic rounding.
         if "momentum_buffer" in names and self.state[p].get("momentum_buffer") is None:
             self.state[p]["step"] = torch.tensor(0.0)
         return super()._initialized(p, names)
