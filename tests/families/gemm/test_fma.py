@@ -94,6 +94,7 @@ def test_narrow_tiles_store_single_elements_where_vectors_would_spill() -> None:
     for tile, columns in ((fma.TILES[3], 73), (fma.TILES[2], 76)):
         launch, _ = fma.launches(desc, Split(tile, 4))
         assert launch.args["n"].value == columns  # type: ignore[union-attr]
+        assert fma.workspace_with(desc, Split(tile, 4)) == 4 * 4096 * columns * 4
 
 
 @compiles

@@ -66,6 +66,15 @@ def test_rows_of_partial_sums_are_whole_vectors_unless_there_are_few_columns(
     assert split_k.padded_columns(tp.GemmDescriptor(m=8, n=n, k=64, element=element)) == columns
 
 
+@pytest.mark.parametrize(("layouts", "columns"), [({}, 1024), ({"b": COLUMN}, 1023)], ids=["rows", "column-major B"])
+def test_the_workspace_is_what_partial_sums_take(layouts: dict[str, tp.Layout], columns: int) -> None:
+    desc = tp.GemmDescriptor(m=8, n=1023, k=4096, element="f32", layouts=layouts)
+    split = Split(Tile(16, 64, 32, 4, 3), 4)
+    assert split_k.partial_bytes(desc, split) == 4 * 8 * columns * 4
+    product, total = split_k.launches(desc, split)
+    assert (product.args["leading"] is None) == (total.args["leading"] is None) == (columns == 1023)
+
+
 @pytest.mark.interpret
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("element", ["bf16", "f32"])

@@ -26,7 +26,7 @@ from triplan.backends.triton.gemm.matrices import (
     unit_axis,
     vector_elements,
 )
-from triplan.backends.triton.gemm.split_k import Split, padded_columns, partial_bytes, sum_launch, sum_us
+from triplan.backends.triton.gemm.split_k import Split, padded_columns, pieces_bytes, sum_launch, sum_us
 from triplan.backends.triton.gemm.tile_shapes import Tile, programs_of
 from triplan.backends.triton.gemm.tma import ACTIVATIONS
 from triplan.descriptors import Operand
@@ -67,13 +67,17 @@ NARROW, NARROW_SINGLE = 1.1, 1.4
 #: Bytes of partial sums per microsecond where their rows begin at any element, or those of a C without unit stride:
 #: they are written one at a time.
 SINGLE_BYTES_PER_US = 1e6
-#: Factor on FMAs in tiles of 128 by 128 for a row-major A, up to so many waves: tiles of 64 rows begin sooner. From
-#: products of 361 to 3584 rows on an H200.
-TALL_ROWS, TALL_ROWS_WAVES = 1.03, 2
-#: A column-major A whose rows begin anywhere is copied if that takes at most such a part of the FMAs' own time, on
-#: COPIED_SMS multiprocessors: vector loads save more, and let the widest tile be taken. From 255 rows on an H200.
-COPIED_SHARE, COPIED_SMS = 0.02, 132
-#: Of splits whose estimates are within this factor of the lowest, that of the fewest pieces is taken.
+#: Factor on FMAs in tiles of 128 by 128 for a row-major A: tiles of 64 rows begin sooner. From runs on an H200 that are
+#: not published.
+TALL_ROWS = 1.03
+#: Waves up to which that factor counts. From the same runs.
+TALL_ROWS_WAVES = 2
+#: A column-major A whose rows begin anywhere is copied if that takes at most such a part of the FMAs' time: loads in
+#: vectors save more, and let the widest tile be taken. From a run on an H200 that is not published.
+COPIED_SHARE = 0.02
+#: Multiprocessors on which that time is estimated: what is copied must not depend on the target. Those of an H200.
+COPIED_SMS = 132
+#: Of splits whose estimates are within this factor of the lowest, that of the fewest pieces is taken. Untuned.
 NEAR = 1.005
 
 
@@ -91,14 +95,10 @@ def moved(desc: MatrixProductDescriptor) -> tuple[MatrixCopy, ...]:
 
 @fact
 def _as_read(desc: MatrixProductDescriptor) -> MatrixProductDescriptor:
-    """The problem on the copies. Those that lie along C have zeros behind each row, which m and n include."""
-    along = {"a": (0, "m"), "b": (1, "n")}
-    wider = {
-        extent: copy.leading
-        for copy in moved(desc)
-        for axis, extent in (along[copy.operand.name],)
-        if copy.unit == axis
-    }
+    """The problem on the copies. Copies that lie along C have zeros behind each row, which m and n include."""
+    extents = {("a", 0): "m", ("b", 1): "n"}
+    placed = {(copy.operand.name, copy.unit): copy.leading for copy in moved(desc)}
+    wider = {extents[place]: leading for place, leading in placed.items() if place in extents}
     return copies.of_copies(desc, moved(desc)).replace(symmetric=False, **wider)
 
 
@@ -125,11 +125,16 @@ def _is_summed(desc: MatrixProductDescriptor, split: Split) -> bool:
 
 
 def _leading(desc: MatrixProductDescriptor, split: Split) -> int:
-    """Elements from one row of partial sums to the next: no whole vectors in narrow tiles for rows of A and single
-    elements of B, where vector stores spill."""
+    """Elements from one row of partial sums to the next."""
+    # In narrow tiles, vector stores spill registers where A is row-major and B is loaded one element at a time.
     a, b = _factors(desc)
     spills = split.tile.n < WARP_N and is_row_major(a) and _vector(b) == 1
     return desc.n if spills else padded_columns(desc)
+
+
+def _partial_bytes(desc: MatrixProductDescriptor, split: Split) -> int:
+    """Exact bytes of the partial sums."""
+    return pieces_bytes(desc, split.count(desc.k), _leading(desc, split)) if _is_summed(desc, split) else 0
 
 
 def launches(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
@@ -147,7 +152,7 @@ def _on_lines(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
     cut: dict[str, Arg] = {"c": pointer(desc.operand("c")), "depth": None}
     result, leading = desc, _leading(desc, split)
     rows, columns = a.shape[-2], b.shape[-1]
-    # Beside single elements of A, vectors of B spill in the tile of few columns: a warp would read more than there are.
+    # In the tile of few columns, vectors of B spill registers where A is loaded one element at a time.
     b_vector = 1 if tile.n <= LEAST_N and _vector(a) == 1 else _vector(b)
     if summed:
         plain = {"epilogue": "identity", "reads_c0": False, "saves_pre": False, "symmetric": False, "layouts": {}}
@@ -210,7 +215,7 @@ def fma_us(desc: MatrixProductDescriptor, split: Split, target: Target) -> float
         found += sum_us(desc, pieces, target)
         vector = vector_elements(desc.sums.itemsize)
         if _leading(desc, split) % vector or (desc.n % vector and unit_axis(desc.operand("c")) is None):
-            found += partial_bytes(desc, split) / SINGLE_BYTES_PER_US
+            found += _partial_bytes(desc, split) / SINGLE_BYTES_PER_US
     return found
 
 
@@ -272,7 +277,7 @@ def workspace(desc: MatrixProductDescriptor, target: Target) -> int:
 def workspace_with(desc: MatrixProductDescriptor, split: Split) -> int:
     if desc.operand("c").numel == 0:
         return 0
-    return copies.workspace_bytes(moved(desc)) + (partial_bytes(desc, split) if _is_summed(desc, split) else 0)
+    return copies.workspace_bytes(moved(desc)) + _partial_bytes(desc, split)
 
 
 def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str, Configuration]:

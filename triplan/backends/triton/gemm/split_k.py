@@ -54,7 +54,7 @@ SUM_TALL, SUM_WIDE = (64, 8), (4, 128)
 SUM_LAUNCH_US = {ArchSku.SM90A: 0.5, ArchSku.SM80: 0.8, ArchSku.CPU: 0.8}
 #: Bytes of partial sums per microsecond that pass the L2 cache. Fitted, as in ``tile_costs``.
 PARTIAL_BYTES_PER_US = 3.6e6
-#: Rows of partial sums are rounded up to whole vectors if that adds at most such a part of them.
+#: Rows of partial sums are rounded up to whole vectors if that adds at most such a part of them. Untuned.
 MOST_PADDING = 1 / 16
 
 
@@ -107,8 +107,8 @@ def split_us(desc: MatrixProductDescriptor, split: Split, target: Target) -> flo
 
 
 def padded_columns(desc: MatrixProductDescriptor) -> int:
-    """Elements from one row of partial sums to the next: whole vectors, if this adds little, so that rows of an odd n
-    are written and read in vectors too."""
+    """The columns of C, rounded up to whole vectors if this adds little: partial sums of an odd n are then written and
+    read in vectors."""
     width = vector_elements(desc.sums.itemsize)
     padded = -(-desc.n // width) * width
     return padded if padded - desc.n <= MOST_PADDING * desc.n else desc.n
@@ -121,9 +121,21 @@ def sum_us(desc: MatrixProductDescriptor, pieces: int, target: Target) -> float:
     return SUM_LAUNCH_US[target.arch] + later * PIECES_US + written_and_read / PARTIAL_BYTES_PER_US
 
 
+def pieces_bytes(desc: MatrixProductDescriptor, pieces: int, leading: int) -> int:
+    """Exact bytes of the partial sums of so many pieces, whose rows are ``leading`` elements apart."""
+    return pieces * math.prod(desc.lead) * desc.m * leading * desc.sums.itemsize
+
+
+def _leading(desc: MatrixProductDescriptor) -> int:
+    """Elements from one row of partial sums to the next."""
+    # FMAs of a column-major B have no registers for vector stores.
+    spills = desc.multiplicands is MathPrecision.F32 and unit_axis(desc.operand("b")) == 0
+    return desc.n if spills else padded_columns(desc)
+
+
 def partial_bytes(desc: MatrixProductDescriptor, split: Split) -> int:
-    """Bytes of the partial sums, at most: rows may also be stored without padding."""
-    return split.count(desc.k) * math.prod(desc.lead) * desc.m * padded_columns(desc) * desc.sums.itemsize
+    """Exact bytes of the partial sums."""
+    return pieces_bytes(desc, split.count(desc.k), _leading(desc))
 
 
 def _sum_block(desc: MatrixProductDescriptor) -> tuple[int, int]:
@@ -173,10 +185,7 @@ def launches(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
     c = desc.operand("c")
     if c.numel == 0:
         return []
-    pieces, depth, compute = split.count(desc.k), split.depth(desc.k), desc.sums
-    # FMAs of a column-major B have no registers for vector stores.
-    spills = desc.multiplicands is MathPrecision.F32 and unit_axis(desc.operand("b")) == 0
-    leading = desc.n if spills else padded_columns(desc)
+    pieces, depth, compute, leading = split.count(desc.k), split.depth(desc.k), desc.sums, _leading(desc)
     args, constants = product_arguments(desc, split.tile)
     return [
         Launch(
