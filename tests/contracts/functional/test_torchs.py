@@ -154,4 +154,5 @@ def test_rolls_take_integers_of_numpy(device: str) -> None:
     x, one = torch.arange(6.0, device=device).reshape(2, 3), np.int64(1)
     for dims in (None, 0, one, (one,)):
         same(F.roll(x, one, dims), torch.roll(x, 1, dims))
+    same(F.roll(x, (one, 2), (0, one)), torch.roll(x, (1, 2), (0, 1)))
     same(F.flip(x, one), torch.flip(x, (1,)))  # type: ignore[arg-type]

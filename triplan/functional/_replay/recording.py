@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from torch.compiler import is_compiling
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from triplan.backends.table import TABLE
@@ -246,9 +247,12 @@ def is_plain(*tensors: Any) -> bool:
 
 
 def setting(read: Callable[[], Any]) -> Any:
-    """``read()``, of which a replay of the call under way notices that it changed. ``read`` takes part in a guard."""
+    """``read()``, of which a replay of the call under way notices that it changed. ``read`` takes part in a guard.
+
+    Dynamo guards what compiled code reads by itself, and cannot trace what a thread records.
+    """
     value = read()
-    if (record := _thread.recording) is not None:
+    if not is_compiling() and (record := _thread.recording) is not None:
         record.settings[read] = value
     return value
 

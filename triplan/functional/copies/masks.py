@@ -10,7 +10,6 @@ import torch
 from triplan.facade import plan_type
 from triplan.functional._ops import RECORDED, Op
 from triplan.functional._plans import run
-from triplan.functional._replay.numbers import as_float
 from triplan.functional._replay.replay import replayed
 from triplan.functional._shapes import at_least_1d, broadcast, check_same_device
 from triplan.functional.copies.conversions import converted, overwrite
@@ -30,11 +29,11 @@ def _shape(target: Tensor, mask: Tensor, value: Number) -> Sequence[int]:
 
 
 def _select(out: Tensor, target: Tensor, mask: Tensor, value: Number) -> None:
-    number(value, target.dtype)  # refuses what does not fit
-    value = bool(value) if target.dtype is torch.bool else value  # 0.5 and NaN are True
-    value = as_float(value) if target.dtype.is_floating_point else int(value)
+    found = number(value, target.dtype)  # refuses what does not fit
+    if not (target.dtype.is_floating_point or target.dtype is torch.bool):
+        found = int(value)  # ``number`` gives unsigned elements the signed integers of the same bits
     mask, target, out = map(at_least_1d, (mask, target, out))  # layouts without axes cannot say how they are aligned
-    run(plan_type("where"), {"x": mask, "z": target, "out": out}, scalars={"y": value}, op="where")
+    run(plan_type("where"), {"x": mask, "z": target, "out": out}, scalars={"y": found}, op="where")
 
 
 def _update(out: Tensor, mask: Tensor, value: Number) -> None:

@@ -76,13 +76,14 @@ _move = Op(
 
 
 def _axes(dims: int | Sequence[int], rank: int) -> list[int]:
+    dims = integer(dims)
     return [axis(d, rank) for d in ([dims] if isinstance(dims, int) else dims)]
 
 
 @replayed
 def flip(input: Tensor, dims: Sequence[int]) -> Tensor:
     """A copy of ``input``, reversed along ``dims``: as ``torch.flip``. Raises ``RuntimeError`` if one is repeated."""
-    axes = _axes(integer(dims), input.dim())
+    axes = _axes(dims, input.dim())
     if len(set(axes)) < len(axes):
         raise RuntimeError(f"flip(): a dim appears multiple times in the list of dims {list(dims)}")
     if not input.dim():
@@ -97,7 +98,7 @@ def roll(input: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] |
     As ``torch.roll``: without ``dims``, of the flattened tensor.
     """
     shifts, dims = integer(shifts), integer(dims)
-    by = [shifts] if isinstance(shifts, int) else list(shifts)
+    by = [shifts] if isinstance(shifts, int) else list(map(integer, shifts))
     if not by:
         raise RuntimeError("`shifts` required")
     if dims is None or (not isinstance(dims, int) and not dims):

@@ -84,7 +84,7 @@ def _in_default_dtype(text: str, tensors: list[Tensor], numbers: list[Number]) -
     """``tensors``, converted to torch's default dtype if promotion gives it to them; for formulas it is float32."""
     if any(t.is_floating_point() for t in tensors):
         return tensors
-    default = torch.get_default_dtype() if is_compiling() else setting(torch.get_default_dtype)
+    default = setting(torch.get_default_dtype)
     if default is torch.float32 or not (
         any(isinstance(n, (float, torch.SymFloat)) for n in numbers)
         or dtypes(text, tensors, numbers)[0].is_floating_point

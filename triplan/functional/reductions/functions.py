@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch.compiler import is_compiling
 
 from triplan.functional._autocast import widened
 from triplan.functional._ops import check_out
@@ -316,7 +315,7 @@ def logsumexp(input: Tensor, dim: Axes, keepdim: bool = False, *, out: Tensor | 
     Integers and bool are converted to torch's default dtype.
     """
     if not input.is_floating_point() and not input.is_complex():
-        input = input.to(torch.get_default_dtype() if is_compiling() else setting(torch.get_default_dtype))
+        input = input.to(setting(torch.get_default_dtype))
     return _call("logsumexp", input, dim, keepdim, out=out)
 
 
