@@ -163,8 +163,8 @@ class Rows:
         """Rows of a tile of ``neighbours``: not more than there are, but a power of two."""
         return min(self.neighbours, ceil_power(self.lanes))
 
-    def has_gaps(self) -> bool:
-        """Whether the elements of a row have gaps in some operand, and neighbouring rows are adjacent in none."""
+    def is_strided(self) -> bool:
+        """Whether all access is strided: rows have gaps in some operand, and neighbouring rows are adjacent in none."""
         return not (self.unit or self.across or self.crossed)
 
     def has_many(self) -> bool:
@@ -201,7 +201,7 @@ class Rows:
         """Whether rows lie along two axes, and those of a program along the first, adjacent in no operand, while those
         along the second are adjacent in some."""
         found = [g[0] for g in self._groups]
-        if not self.has_gaps() or not self._nearer or len(found) != 2 or found[0] < found[1]:
+        if not self.is_strided() or not self._nearer or len(found) != 2 or found[0] < found[1]:
             return False
         return any(self._step(o, found[0]) is None for o in self.operands)
 

@@ -20,8 +20,8 @@ SLOWDOWN = 1.38
 #: Bytes a microsecond of the sectors that elements of a turned input lie in, one read for each element. (From drawn
 #: problems on an H200.)
 SECTORS_PER_US = 4.6e6
-#: Addresses of elements, of all operands, in a microsecond: of narrow elements their instructions are the limit. (From
-#: drawn problems on an H200.)
+#: Addresses of elements that all programs compute in a microsecond: of narrow elements they are the limit. (From drawn
+#: problems on an H200.)
 ADDRESSES_PER_US = 1.25e6
 
 
@@ -30,9 +30,10 @@ def applies(desc: ElementwiseDescriptor, target: Target) -> Support:
 
 
 def rank(desc: ElementwiseDescriptor, target: Target) -> float:
-    whole = sum(o.numel == desc.operands()[-1].numel for o in geometry.tensors(desc))
-    addresses_us = desc.operands()[-1].numel * whole / ADDRESSES_PER_US
-    return max(geometry.bytes_us(desc, SLOWDOWN), LAUNCH_US + max(_sectors(desc) / SECTORS_PER_US, addresses_us))
+    # Operands that are broadcast have few addresses.
+    addresses = sum(o.numel for o in geometry.tensors(desc) if o.numel == desc.operands()[-1].numel)
+    strided_us = LAUNCH_US + max(_sectors(desc) / SECTORS_PER_US, addresses / ADDRESSES_PER_US)
+    return max(geometry.bytes_us(desc, SLOWDOWN), strided_us)
 
 
 def _sectors(desc: ElementwiseDescriptor) -> float:

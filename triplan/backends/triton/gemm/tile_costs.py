@@ -60,8 +60,8 @@ ELEMENTWISE_WIDE_US = 0.037
 #: The same of f32 for FMAs where k is the unit-stride axis: each row of a block is short. From a product of 432 rows on
 #: an H100.
 ELEMENTWISE_SHORT_US = 0.15
-#: The same of f32 without unit stride for tensor cores: neighbouring threads then load from one row each. From products
-#: of 361 to 511 rows on an H200.
+#: The same of f32 without unit stride for tensor cores: neighbouring threads then load from one row each. From runs on
+#: an H200 that are not published.
 ELEMENTWISE_STRAY_US = 0.6
 #: The same where an element is transposed on its way into shared memory, for wgmma of tf32, by whether it is loaded
 #: one by one anyhow. From cubes of about 4096 on an H200.
@@ -89,15 +89,20 @@ MFLOP_US = {
 }
 #: Factor on tf32 that is multiplied by mma.sync on sm90a, in place of wgmma.
 TF32_WITHOUT_WGMMA = 1.6
-#: Factor on FMAs where a thread accumulates at most so many elements: it reads shared memory more often for each. And
-#: on FMAs and tf32x3 where multiprocessors have fewer warps, on average, than three for two schedulers. From drawn
-#: products on an H100 and an H200.
-FEW_ACCUMULATORS, FEW_ACCUMULATORS_SLOWER = 8, 1.3
-BUSY_WARPS, LONE_SLOWER = 6, 1.25
-#: The same of tf32x3 in tiles of 16 rows, whose warps all split the same elements of A.
+#: Elements of a thread up to which FMAs are slower: shared memory is read more often for each. From drawn products on
+#: an H100 and an H200.
+FEW_ACCUMULATORS = 8
+#: Factor on FMAs where a thread accumulates as few. From the same products.
+FEW_ACCUMULATORS_SLOWER = 1.3
+#: Warps of a multiprocessor below which FMAs and tf32x3 are slower: three for two of its schedulers. From the same.
+BUSY_WARPS = 6
+#: Factor on FMAs and tf32x3 where there are fewer warps. From the same products.
+LONE_SLOWER = 1.25
+#: The same of tf32x3 in tiles of 16 rows, whose warps all split the same elements of A. From runs on an H200 that are
+#: not published.
 LONE_SHORT_SLOWER = 1.7
-#: Programs that a multiprocessor computes in the time of one, of tiles for tf32 factors that lie along C, by columns:
-#: the latency of their loads, one element at a time, is the limit. From products of 89 to 562 rows on an H200.
+#: Programs that a multiprocessor computes in the time of one, by the columns of a tile for tf32 factors that both lie
+#: along C: the latency of their loads, one element at a time, is the limit. From runs on an H200, not published.
 ALONG_AT_ONCE = {128: 1.8, 64: 3.0, 32: 3.0}
 #: Factor on FMAs where A is row-major: its columns are read from shared memory with conflicts between banks.
 #: From a run on an H200 that is not published.
@@ -192,16 +197,16 @@ def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: i
         computed *= FEW_ACCUMULATORS_SLOWER
     if fmas and not is_turned(desc.operand("a")):
         computed *= ROWS_SLOWER
-    if fmas or desc.multiplicands is MathPrecision.TF32X3:
-        lone = LONE_SHORT_SLOWER if tile.m == 16 and not fmas else LONE_SLOWER
-        computed *= lone if min(max(programs / sms, 1.0), resident) * tile.warps < BUSY_WARPS else 1.0
+    held = min(max(programs / sms, 1.0), resident)  # programs of a multiprocessor, on average
+    if (fmas or desc.multiplicands is MathPrecision.TF32X3) and held * tile.warps < BUSY_WARPS:
+        computed *= LONE_SHORT_SLOWER if tile.m == 16 and not fmas else LONE_SLOWER
     a, b = desc.operand("a"), desc.operand("b")
     fed = sum(
         _fed_us(o, tile, extent, rows and not tf32, tf32 and wgmma and is_turned(o), fmas)
         for o, extent in ((a, tile.m), (b, tile.n))
     )
     along = tf32 and tile in TILES_TF32_ALONG and has_elementwise_access(desc)
-    slower = max(ALONG_AT_ONCE[tile.n] / min(max(programs / sms, 1.0), resident), 1.0) if along else 1.0
+    slower = max(ALONG_AT_ONCE[tile.n] / held, 1.0) if along else 1.0
     compute = waves * steps * (computed + fed) * slower
 
     requested = (min(tile.m, max(desc.m, 1)) + tile.n) * tile.k * itemsize

@@ -82,7 +82,7 @@ TILES_TF32_ELEMENTWISE = (_TF32[1], _TF32[0], _TF32[2])
 #: registers are left for accumulators; two warps keep Triton from wgmma, as above.
 TILES_TF32_ALONG = (Tile(64, 128, 16, 2, 4), Tile(64, 64, 32, 2, 4), Tile(64, 32, 32, 2, 4))
 #: Columns of C up to which wgmma's tile of tf32 has a fourth stage: rows of A are then streamed once, and more steps in
-#: flight read more of each row at a time. From a product of 121505 by 127 on an H200.
+#: flight read more of each row at a time. From a run on an H200 that is not published.
 STREAMED_COLUMNS = 128
 #: For tf32x3: each operand is split into two parts of tf32, which both take registers. On Hopper tiles of 64 rows would
 #: be multiplied by wgmma, which reads the parts of B from shared memory: they are written there, and waited for.
@@ -129,8 +129,10 @@ TILES_2_BYTES_SINGLE = (
 #: The same, unless both factors are read one element at a time: about m, n, k = 4096, 2157, 2049 the large tile then
 #: took 1.09 times as long as the small one on an H200, but 0.8 times where one factor has vectors or words.
 TILES_2_BYTES_ELEMENTWISE = (*TILES_2_BYTES_SINGLE, Tile(128, 128, 32, 8, 3))
-#: A further one of these, for such numbers of columns: A is read once, and the columns of B for twice as many rows.
-TALL_2_BYTES_ELEMENTWISE, TALL_COLUMNS = Tile(128, 64, 32, 4, 3), range(33, 65)
+#: A further tile with elementwise access: A is read once, and each column of B for twice as many rows.
+TALL_2_BYTES_ELEMENTWISE = Tile(128, 64, 32, 4, 3)
+#: Columns of C that have this tile. From runs on an H200 that are not published.
+TALL_COLUMNS = range(33, 65)
 
 #: Most registers of accumulators per thread without register spills.
 MAX_ACCUMULATORS = 128

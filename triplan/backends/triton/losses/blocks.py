@@ -71,7 +71,7 @@ class NllLossBlocks(LossBlocks, ops=NllLossBackwardDescriptor.ops()):
             small = self.rows.count * self.rows.n < SMALL_FLAT
             block, warps = (SMALL_BLOCK, SMALL_WARPS) if small else (FLAT_BLOCK, FLAT_WARPS)
             return Tile(ceil_power(block // self.rows.n + 2), block, warps)
-        if self.rows.has_gaps() and self.rows.n >= STRIDED_TILE.block:
+        if self.rows.is_strided() and self.rows.n >= STRIDED_TILE.block:
             return STRIDED_TILE
         return self.rows.whole_tile(MOST) or self.block_tile()
 

@@ -15,12 +15,21 @@ from triplan.backends.triton.losses.shared import CrossEntropyEntry
 from triplan.descriptors import CrossEntropyDescriptor
 from triplan.sku import ElementKind, Target
 
-#: Time relative to that of vectors where a thread loads single elements: of 16 bits, of more, and of rows with gaps;
-#: microseconds in which a row's maxima and sums are merged; and elements that one program has in a microsecond, of 16
-#: bits or by single elements, of vectors of more, and of f64, whose exponentials are many instructions. (From drawn
+#: Time where a thread loads single elements of 16 bits, relative to that of vectors. (This and what follows: from drawn
 #: problems on an H200.)
-NARROW, WIDE, GAPPED, MERGE_US = 1.3, 1.0, 1.9, 0.2
-PER_US, WIDE_PER_US, DOUBLE_PER_US = 5000.0, 9000.0, 1800.0
+NARROW = 1.3
+#: The same of wider elements.
+WIDE = 1.0
+#: The same of rows with gaps.
+GAPPED = 1.9
+#: Microseconds in which the maxima and sums of a row are merged.
+MERGE_US = 0.2
+#: Elements that one program has in a microsecond, of 16 bits or loaded one by one.
+PER_US = 5000.0
+#: The same of wider elements in vectors.
+WIDE_PER_US = 9000.0
+#: The same of f64, whose exponentials are many instructions.
+DOUBLE_PER_US = 1800.0
 
 
 @dataclass(frozen=True, slots=True)

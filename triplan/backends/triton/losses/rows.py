@@ -25,9 +25,10 @@ SEVERAL_US = 1.0
 #: SMALL, so that every multiprocessor has work. Untuned.
 ACROSS_TILE, CROSSED_TILE = Tile(512, 8, 8), Tile(64, 64, 8)
 SMALL_ACROSS_TILE, SMALL_CROSSED_TILE = Tile(128, 8, 4), Tile(32, 32, 4)
-#: Elements of 16 bits that a thread has of rows with gaps, so that enough bytes are in flight; and of a tile of several
-#: such rows. Untuned.
-GAPPED_EACH, GAPPED = 16, 2048
+#: Elements of 16 bits that a thread has of rows with gaps, so that enough bytes are in flight. Untuned.
+GAPPED_EACH = 16
+#: Elements of a tile of several such rows. Untuned.
+GAPPED = 2048
 
 
 class CrossEntropyRows(WholeRows, CrossEntropyEntry, ops=CrossEntropyDescriptor.ops()):

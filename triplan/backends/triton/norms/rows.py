@@ -107,7 +107,7 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
             # Weights shared by rows of several warps come through shared memory; with two sums registers run out.
             crowded = self.centred and narrow and (tile.block == 1024 if r.vectors else tile.block > 256)
             rows = max(tile.rows // 2, 1) if r.across or crowded else tile.rows
-            if r.has_gaps():
+            if r.is_strided():
                 rows = max(GAPPED // tile.block, 1)
             each = 32 * (4 if self.element is ElementKind.F64 else 32 if tile.block > 256 and r.vectors else 8)
             return Tile(rows, tile.block, min(max(rows * tile.block // each, 1), 16))

@@ -21,8 +21,10 @@ from triplan.sku import ElementKind, Target
 SINGLE_PER_US = ((2.5e5, 0.9e5), (4.2e5, 2.1e5))
 
 #: Microseconds that programs take longer backward where no vectors are loaded, of rows of more than SHORT_ROW elements,
-#: with gradients of weight or bias or where rows lie in several ways.
-ODD_US, SHORT_ROW = 1.5, 128
+#: with gradients of weight or bias or where rows lie in several ways. From drawn problems on an H200.
+ODD_US = 1.5
+#: Elements of the longest row that does not take longer. From one drawn problem on an H200.
+SHORT_ROW = 128
 
 
 class NormSplit(TurnedSplit, NormEntry, ops=OPS):

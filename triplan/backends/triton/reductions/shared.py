@@ -300,8 +300,8 @@ class Plan:
         """The limit of registers per thread; None leaves it to ptxas, which raises occupancy then: it spills a few
         registers of i64 and their positions, and lets narrow loads wait for each other, so that few programs take two
         to three times as long (drawn problems on an H200). But occupancy hides the latency of many programs: with the
-        limit, sums of many odd rows or columns take longer. (A line of scattered elements is divided among up
-        to twice SCATTERED programs, which rarely take all registers.)
+        limit, sums of many odd rows or columns take longer. Lines of scattered elements have up to twice SCATTERED
+        programs, which seldom need all registers: for so many the limit still helps.
         """
         spilled = self.kind.accumulates in POSITIONS and self.compute is ElementKind.I64
         narrow = self._aligned() < 16 and self._shift(self.tile) == 1 and not self.once

@@ -11,9 +11,11 @@ from triplan.backends.triton.scans import looped_kernels as kernels
 from triplan.backends.triton.scans.shared import BACKWARD, GROUPED_FROM, SCANS, ScanEntry
 from triplan.sku import ElementKind, Target
 
-#: Microseconds of a step of the loop: the latency of its loads and of the step before. Untuned. And of a step whose
-#: elements are loaded ahead, of 8 bytes twice as long. From drawn problems on an H200.
-STEP_US, AHEAD_STEP_US = 1.0, 0.45
+#: Microseconds of a step of the loop: the latency of its loads and of the step before. Untuned.
+STEP_US = 1.0
+#: Microseconds of a step whose elements are loaded one step ahead; of 8 bytes twice as long. From drawn problems on an
+#: H200.
+AHEAD_STEP_US = 0.45
 #: Elements of a thread up to which registers also hold those of the next block; and of rows that begin between two
 #: vectors. Untuned.
 AHEAD, GROUPED_AHEAD = 4, 8
@@ -21,17 +23,24 @@ AHEAD, GROUPED_AHEAD = 4, 8
 #: more blocks than FEW_STEPS each is twice as long, as few rows take the latency of each; of many rows of 6 or 8 blocks
 #: twice as long ones take longer. Untuned.
 GROUPED_BYTES, FEW_STEPS = 4096, 16
-#: Microseconds of the loop itself.
+#: Microseconds of the loop itself. From drawn problems on an H200.
 LOOP_US = 0.2
 #: Microseconds of a step of a tile of several rows, for each of its warps: every thread combines the results of all
-#: other warps. Scanned from the end they take longer. From drawn problems on an H200.
-WARP_STEP_US, REVERSED_STEP = 0.18, 1.2
-#: Elements of up to 4 bytes that tiles of several crossed rows scan in a microsecond, bound by instructions: if rows
-#: are read along, or not; of 8 bytes, half as many. From drawn problems on an H100 and an H200.
-ALONG_PER_US, CROSSED_PER_US = 3.5e5, 1.6e5
-#: The same where they are adjacent in all operands, by the bytes of an element; reversed they take longer.
-ACROSS_PER_US, REVERSED_ACROSS = {2: 3e5, 4: 1.5e5, 8: 0.9e5}, 1.3
-#: Time relative to that if results have gaps in both directions. From a drawn problem on an H200.
+#: other warps. From drawn problems on an H200.
+WARP_STEP_US = 0.18
+#: Time of such a step if rows are scanned from their ends, relative to others. From the same problems.
+REVERSED_STEP = 1.2
+#: Elements of up to 4 bytes in a microsecond, of all programs, of crossed rows that are read along: instructions are
+#: the limit. Of 8 bytes, half as many. From drawn problems on an H200.
+ALONG_PER_US = 3.5e5
+#: The same of other crossed rows. From drawn problems on an H100 and an H200.
+CROSSED_PER_US = 1.6e5
+#: The same of rows that are adjacent in all operands, by the bytes of an element. From drawn problems on an H200.
+ACROSS_PER_US = {2: 3e5, 4: 1.5e5, 8: 0.9e5}
+#: Their time if they are scanned from their ends, relative to others. From the same problems.
+REVERSED_ACROSS = 1.3
+#: Time of crossed rows whose results have gaps in both directions, relative to others. From a run on an H200 that is
+#: not published.
 GAPS = 1.65
 
 

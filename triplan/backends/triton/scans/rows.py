@@ -12,9 +12,11 @@ from triplan.sku import Target
 #: Time relative to the estimate if tiles write parts of sectors: cumprod_backward of 1046496 x 128 bf16 whose dx is
 #: transposed takes 2478 us on an H100, estimated 778.
 PARTLY = 2.5
-#: Time of tiles whose threads do not have neighbours, relative to others of which no vectors are moved, in up to
-#: FEW_WARPS warps and in more. From drawn problems on an H200.
-SINGLY, FEW_WARPS = (0.9, 1.15), 4
+#: Warps of a tile up to which the first of SINGLY counts. Untuned.
+FEW_WARPS = 4
+#: Time of tiles whose threads have no adjacent elements, relative to other tiles without vectors: in up to FEW_WARPS
+#: warps, and in more. From drawn problems on an H200.
+SINGLY = (0.9, 1.15)
 
 
 class ScanRows(WholeRows, ScanEntry, ops=OPS):

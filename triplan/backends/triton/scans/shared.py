@@ -17,15 +17,17 @@ BACKWARD = ("cumprod_backward",)
 OPS = (*SCANS, *BACKWARD)
 #: Elements of a tile at most, so that a few f32 arrays of its size fit into registers. Untuned.
 MOST = 4096
-#: Microseconds that an element of a thread takes which no vector holds; backward and reversed twice as long. Of
-#: rows that have vectors, backward takes the other time, as it reads neighbours of its elements, one by one. Fitted to
-#: drawn problems of ``bench anywhere``.
-ELEMENT_US, NEIGHBOURS_US = 0.055, 0.03
-#: Elements of contiguous rows that a card scans in a microsecond, by the bytes of a compute element: if no vectors are
-#: moved, forward and reversed, and reversed in vectors; lanes beyond the last element of a row take as long. (Forward
-#: scans in vectors are faster than memory.) From drawn problems on an H200.
+#: Microseconds of an element of a thread that is loaded by itself; backward and reversed twice as long. From drawn
+#: problems of ``bench anywhere``.
+ELEMENT_US = 0.055
+#: Microseconds of an element of the backward where rows are read in vectors: it also reads the neighbour of each of its
+#: elements, one by one. From drawn problems of ``bench anywhere``.
+NEIGHBOURS_US = 0.03
+#: Elements of contiguous rows that all programs scan in a microsecond, by the bytes of a compute element: forward
+#: without vectors, reversed without vectors, reversed in vectors. Empty lanes of a tile count too. (Forward scans in
+#: vectors are faster than memory.) From drawn problems on an H200.
 SCANNED_PER_US = {4: (6.3e5, 4e5, 5.5e5), 8: (3.1e5, 1.45e5, 1.45e5)}
-#: How much longer programs of the backward take.
+#: Time of a program of the backward, relative to that of a scan. From drawn problems on an H200.
 BACKWARD_PROGRAM = 1.2
 #: Neighbours that a thread has of a row which begins between two vectors, of up to 16 bytes; and elements of the
 #: shortest such tile. Untuned.

@@ -22,10 +22,11 @@ FEWEST_BLOCKS = 4
 #: Passes that those of a product weigh in throughput, as the first also scans, for which sums take 2. From drawn
 #: problems on an H100.
 PRODUCTS = 3
-#: Elements a microsecond of rows of which neighbours are adjacent in all operands, where each element that a program
-#: moves is in a sector of its own; and in some operands, or where several are in a sector. From drawn problems on an
-#: H200.
-ACROSS_PER_US, CROSSED_PER_US = 3.5e4, 6e4
+#: Elements a microsecond where neighbouring rows are adjacent in all operands: each element that a program moves is in
+#: a sector of its own. From drawn problems on an H200.
+ACROSS_PER_US = 3.5e4
+#: The same where they are adjacent in some operands, or several elements are in a sector. From the same problems.
+CROSSED_PER_US = 6e4
 
 
 class ScanSplit(SplitRows, ScanEntry, ops=SCANS):

@@ -23,7 +23,7 @@ SHIFTED_FROM = 16384
 LOOP_US = 0.3
 #: Elements that a program has in a microsecond forward, of a row with gaps, and of one that begins between two vectors.
 SINGLE_PER_US = (1500.0, 3500.0)
-#: Elements of rows with gaps in a microsecond, of all programs: if results have none, and otherwise.
+#: Elements of strided rows that all programs have in a microsecond: if results have no gaps, and otherwise.
 GAPPED_PER_US = (3.2e5, 1.9e5)
 #: What the second loop's reads cost; and where vectors are loaded, backward, and forward of so many elements and rows.
 CACHED_SHARE, CACHED_FROM, CACHED_ROWS = (0.35, 0.05), 8192, 512
@@ -70,7 +70,7 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
                 us = LAUNCH_US + ODD_ROWS[self.backward] * (us - LAUNCH_US)
             if not self.backward:
                 us = max(us, LAUNCH_US + r.n / SINGLE_PER_US[r.unit])
-            if r.has_gaps():
+            if r.is_strided():
                 held, written = r.count * r.blocks(self.tile) * self.tile.block, (o for o in r.operands if o.is_written)
                 us = max(us, LAUNCH_US + held / GAPPED_PER_US[not all(map(r.is_along, written))])
         return us + LOOP_US

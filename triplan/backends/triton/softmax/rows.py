@@ -28,19 +28,23 @@ LEAST_PART, WIDE_PART, MORE = 16, 32, 5
 #: The shortest tile that is divided; and elements of a program that has several rows, and its warps: with fewer it took
 #: longer on an H100.
 DIVIDED_FROM, SEVERAL, SEVERAL_WARPS = 16, 1024, 4
-#: The longest such tile of packed rows that threads exchange instead. Untuned. Microseconds for each element of a row
-#: that such a program takes, forward and backward. (From drawn problems on an H200.)
-EXCHANGED, EXCHANGED_US = 32, (0.03, 0.06)
+#: The longest such tile of packed rows that threads exchange instead. Untuned.
+EXCHANGED = 32
+#: Microseconds that such a program takes for each element of a row, forward and backward. From drawn problems on an
+#: H200.
+EXCHANGED_US = (0.03, 0.06)
 #: Elements of a program of several rows where neighbours are adjacent in no operand. Untuned.
 GAPPED = 1024
-#: Of longer ones, elements of all programs in a microsecond. (From drawn problems on an H200.)
+#: Elements of strided rows, one a program, that all programs have in a microsecond. From drawn problems on an H200.
 GAPPED_PER_US = 3.6e5
 #: Bytes of compute elements up to which a thread has whole rows, a vector of neighbours, where these lie side by side;
 #: and bytes that such a program loads at least, if it has few warps: smaller ones leave memory idle.
 MOST_BESIDE, SHORT_BYTES = 256, 4096
-#: How much longer than estimated long rows take of which a quarter of the lanes or more has no element, forward and
-#: backward, if there are more than multiprocessors, and the shortest such tile. (From drawn problems on an H200.)
-IDLE, IDLE_FROM = (1.07, 1.15), 8192
+#: Time of long rows that leave a quarter or more of the lanes empty, relative to the estimate, forward and backward: if
+#: there are more rows than multiprocessors. From drawn problems on an H200.
+IDLE = (1.07, 1.15)
+#: The shortest tile of such rows. From the same problems.
+IDLE_FROM = 8192
 #: Of tiles whose rows are adjacent in some operands alone: elements that a program has in a microsecond, but for the
 #: first LATENT ones; and elements of a multiprocessor in one, forward and backward (half as many in tiles of more than
 #: CROSSED_TILE). (From drawn problems on an H200.)
@@ -92,7 +96,7 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         if self.divided() and block <= SEVERAL:
             return Tile(SEVERAL // block, block, SEVERAL_WARPS)
         r = self.rows
-        if block <= GAPPED // 2 and r.has_gaps():
+        if block <= GAPPED // 2 and r.is_strided():
             return Tile(GAPPED // block, block, SEVERAL_WARPS)
         if found := self.few_rows(block):
             return found
@@ -119,7 +123,7 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
             us = LAUNCH_US + IDLE[self.backward] * (us - LAUNCH_US)
         if self.exchanged():
             us += EXCHANGED_US[self.backward] * self.rows.n
-        if self.rows.has_gaps() and tile.rows == 1:
+        if self.rows.is_strided() and tile.rows == 1:
             alone = -(-self.programs() // max(target.sm_count, 1)) * self.gapped_us()
             return max(us, LAUNCH_US + max(alone, self.programs() * tile.block / GAPPED_PER_US))
         if not self.rows.crossed or tile.rows == 1:

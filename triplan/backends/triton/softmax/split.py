@@ -30,7 +30,7 @@ class SoftmaxSplit(TurnedSplit, SoftmaxEntry, ops=OPS):
 
     def us(self, target: Target) -> float:
         us = super().us(target)
-        if not self.rows.has_gaps():
+        if not self.rows.is_strided():
             return us
         held = self.rows.count * self.blocks() * self.tile.block
         return max(us, LAUNCH_US + self.later_us() + max(2 * self.gapped_us(), held / GAPPED_PER_US))
