@@ -78,7 +78,7 @@ def build(desc: BatchNormBackwardDescriptor, target: Target) -> list[Launch]:
     if desc.channels == 0:
         return []
     found = tiles(desc)
-    given = {**arguments(desc), "across": Int(found.across), "steps": Int(found.each)}
+    given = {**arguments(desc, geometry(desc)), "across": Int(found.across), "steps": Int(found.each)}
     tile = {"LAST": found.last, "COMPUTE": TL[desc.element.compute], "ROWS": found.height, "BLOCK": found.block}
     return [launch(batch_norm_whole_kernel, found.blocks, given, found.warps, TRAINING=desc.training, **tile)]
 
