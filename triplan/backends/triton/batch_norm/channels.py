@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from triplan.backends.runtime.launch import Arg, Float, Int, Launch, Scalar, Scratch, power_of_two_in
 from triplan.backends.table import kernel
-from triplan.backends.triton.batch_norm import channels_kernels as kernels
+from triplan.backends.triton.batch_norm import channels_kernels as kernels, merge_kernels
 from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.offsets import TL, ceil_power, layout, padded_bytes, values
 from triplan.backends.triton.common.strides import count, moving_strides, row_tile
@@ -281,7 +281,7 @@ def build(desc: BatchNormProblem, target: Target) -> list[Launch]:
             means = ("total", "projection")
             given |= {name: Scratch(2 * array(desc, found) + i * width, compute) for i, name in enumerate(means)}
         which = kernels.batch_norm_sums_kernel if back else kernels.batch_norm_statistics_kernel
-        merge = kernels.batch_norm_fold_kernel if back else kernels.batch_norm_merge_kernel
+        merge = merge_kernels.batch_norm_fold_kernel if back else merge_kernels.batch_norm_merge_kernel
         launches = summing(desc, found, which, merge, given)
         # The merge has written what running statistics would give.
         given |= {"running_mean": None, "running_var": None}

@@ -21,7 +21,8 @@ from triplan.backends.triton.batch_norm.channels import (
     launch,
     summing,
 )
-from triplan.backends.triton.batch_norm.channels_kernels import batch_norm_fold_kernel, batch_norm_sums_kernel
+from triplan.backends.triton.batch_norm.channels_kernels import batch_norm_sums_kernel
+from triplan.backends.triton.batch_norm.merge_kernels import batch_norm_fold_kernel
 from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.offsets import TL, ceil_power, divisor, layout
 from triplan.backends.triton.common.rows import FEW_WARPS_FROM, UNALIGNED_BYTES

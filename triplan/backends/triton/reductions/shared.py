@@ -16,7 +16,7 @@ from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, diviso
 from triplan.backends.triton.common.strides import Along, in_memory, known_strides, row_tile, stride_arg
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.reductions import shared_kernels as do
-from triplan.backends.triton.reductions.dims import STEPS, Dim, distance, merged, step_along
+from triplan.backends.triton.reductions.dims import STEPS, Dim, distance, in_order, merged, step_along
 from triplan.backends.triton.reductions.expression_kernels import reduce_expression_kernel
 from triplan.backends.triton.reductions.kinds import EXTREMA, OTHER_NORM, PAIRS, POSITIONS, TURNED, TYPES, kind_of
 from triplan.backends.triton.reductions.limits import (
@@ -149,15 +149,6 @@ class Plan:
             width = min(ceil_power(size), FLAT_FROM)
             worth = FLAT_SHARE * -(-size // width) * width > size
         return vector if worth and size % vector == 0 else 0
-
-    def _in_order(self) -> bool:
-        """Whether the results lie in memory as they are numbered."""
-        apart = 1
-        for d in reversed([*self.kept, *([] if self.across is None else [self.across])]):
-            if any(s != apart for s in (d.out, d.second)[: len(self.results)]):
-                return False
-            apart *= d.size
-        return True
 
     def _rowed(self) -> bool:
         vector, *outer = 16 // self.x.element.itemsize, *(d.size for d in self.reduced[:-1])
@@ -340,7 +331,7 @@ class Plan:
             size = divisor(n, self.wide) if self.flat else Int(n, self.wide, power_of_two_in(n))
             # (Of an expression's operands, ROW_STEPS says which have unit stride.)
             of_first, *others = self._strides(self.across)
-            if self.flat and self._in_order():
+            if self.flat and in_order([*self.kept, self.across], len(self.results)):
                 others[-2:] = None, None
             along = (size, None if self.across.reads == (1,) else of_first, *others)
         divisible = power_of_two_in(self.n) if self.unit else 1
