@@ -14,6 +14,7 @@ from replaying import replays_on_cpu
 import triplan as tp
 import triplan.functional as F  # noqa: N812
 import triplan.nn
+from triplan.backends.triton.batch_norm.channels import joined
 from triplan.testing import check_plan, descriptors
 
 Tensor = torch.Tensor
@@ -275,6 +276,13 @@ def test_parts_and_tiles(
 def test_several_pixels_a_row(op: str, fields: dict[str, Any], where: str, kernel: str | None, rest: int) -> None:
     """Pixels of odd channels, of which four begin at a vector; the last fill no row."""
     check_channels(op, fields, where, kernel, (2176 + rest, 515, 1))
+
+
+@pytest.mark.parametrize(("channels", "pixels"), [(2**26 + 1, 8), (2**28 - 1, 1)])
+def test_columns_of_several_pixels_are_counted_in_32_bits(channels: int, pixels: int) -> None:
+    desc = tp.BatchNormDescriptor(batch=4000, channels=channels, pixels=1, element="bf16")
+    aligned = {o.name: tp.Layout(alignment=16) for o in desc.operands() if len(o.shape) == 3}
+    assert joined(desc.replace(layouts=aligned)).pixels == pixels
 
 
 def check_channels(op: str, fields: dict[str, Any], where: str, kernel: str | None, sizes: tuple[int, ...]) -> None:

@@ -143,7 +143,7 @@ def joined(desc: BatchNormProblem) -> Geometry:
         pixels += vector
     rows, height = found.rows // pixels, TILE_BYTES // desc.element.itemsize // width
     groups = -(-rows // height)
-    if groups < 2:
+    if groups < 2 or pixels * desc.channels >= MOST:
         return found
     each, parts = divided(desc, groups, blocks(pixels))
     if each < 2:  # few rows are already many programs'
