@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from triplan.backends.triton.common.meeting_kernels import EPOCH
 from triplan.backends.triton.gemm.arguments import GROUP_M
-from triplan.backends.triton.gemm.tile_costs import combined
+from triplan.backends.triton.gemm.tile_costs import activation_us, combined
 from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import Target
 from triplan.sku.facts import fact
@@ -208,7 +208,8 @@ def ring_us(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> float:
     """Estimated microseconds of one kernel."""
     batch, sms = math.prod(desc.lead), max(target.sm_count, 1)
     tiles = tiles_in(desc, ring)
-    compute = math.ceil(tiles / sms) * tile_us(ring, desc.k, min(tiles / sms, 1.0))
+    each = tile_us(ring, desc.k, min(tiles / sms, 1.0)) + activation_us(desc, ring.m * ring.n)
+    compute = math.ceil(tiles / sms) * each
     if ring.pingpong and is_short(desc):
         compute *= COOL_PINGPONG
     if lower(desc, ring) == 1:
