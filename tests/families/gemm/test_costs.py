@@ -75,6 +75,13 @@ def test_the_error_function_of_gelu_counts_where_k_is_short() -> None:
     assert tp.plan(short.replace(m=1023, k=1098), target=H200).candidates[0].kernel == "realigned"
 
 
+def test_several_waves_of_tiles_are_dealt_to_programs_that_stay() -> None:
+    """Programs of one tile each begin every wave with an empty ring."""
+    waves = tp.GemmDescriptor(m=601, n=8192, k=2048, element="f16")
+    assert tp.plan(waves, target=H200).candidates[0].kernel == "wgmma"
+    assert tp.plan(waves.replace(m=128), target=H200).candidates[0].kernel == "wgmma_tiles"
+
+
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_the_tile_by_pointers_is_about_the_fastest(name: str) -> None:
     dtype, case, times = PROBLEMS[name]
