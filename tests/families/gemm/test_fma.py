@@ -63,12 +63,29 @@ def test_pieces_of_k_fill_whole_waves(m: int, n: int, k: int) -> None:
     assert (split.tile.n == 64) == (n == 33)
 
 
-def test_few_columns_of_turned_rows_have_a_narrow_tile() -> None:
-    """Rows of A would take too many registers in it."""
+def test_few_columns_have_a_narrow_tile() -> None:
     desc = tp.GemmDescriptor(m=32767, n=21, k=2946, element="f32", layouts={"a": LOOSE_COLUMN})
     assert fma.cheapest(desc, H200).tile.n == 32
+    assert fma.cheapest(desc.replace(layouts={}), H200).tile.n == 32
     assert {split.tile.n for split in fma.splits_of(desc.replace(n=33), H200)} == {64, 128}
-    assert 32 not in {split.tile.n for split in fma.splits_of(desc.replace(layouts={}), H200)}
+
+
+@pytest.mark.parametrize("layouts", [{}, {"a": "strided", "b": LOOSE_COLUMN}, {"c": COLUMN}], ids=str)
+def test_few_rows_are_multiplied_as_columns(layouts: dict[str, Any]) -> None:
+    """The transposed product has the narrow tile: B is the first factor, and C is written by columns."""
+    desc = tp.GemmDescriptor(m=21, n=2048, k=32767, element="f32", layouts=layouts)
+    found = fma.launches(desc, fma.cheapest(desc, H200))
+    multiplies, sums = found[-2:]
+    assert [x.kernel.__name__ for x in found] == [COPY, KERNEL, SUMS]
+    assert multiplies.constexprs["BLOCK_N"] == 32
+    assert multiplies.constexprs["A_ROWS"] == ("b" in layouts)
+    assert (multiplies.args["m"].value, multiplies.args["k"].value) == (2048, 32767)  # type: ignore[union-attr]
+    assert multiplies.args["a"].operand == "b"  # type: ignore[union-attr]
+    assert (sums.args["m"].value, sums.args["c"].operand) == (2048, "c")  # type: ignore[union-attr]
+    cm, cn = (sums.args.get(x, sums.constexprs.get(x)) for x in ("cm", "cn"))
+    assert (cm == 1, cn == 1) == ("c" not in layouts, "c" in layouts)
+    for change in ({"m": 33}, {"n": 32}, {"k": 64}, {"epilogue": "bias"}, {"reads_c0": True}):
+        assert fma.turned(desc.replace(**change)) is None
 
 
 def test_rows_that_begin_anywhere_are_stored_by_adjacent_threads() -> None:
@@ -98,7 +115,11 @@ def test_narrow_tiles_store_single_elements_where_vectors_would_spill() -> None:
 
 
 @compiles
-@pytest.mark.parametrize("layouts", [{"a": LOOSE_COLUMN}, {"a": LOOSE_COLUMN, "b": COLUMN}], ids=["rows", "copied"])
+@pytest.mark.parametrize(
+    "layouts",
+    [{"a": LOOSE_COLUMN}, {"a": LOOSE_COLUMN, "b": COLUMN}, {}, {"a": LOOSE_ROW}],
+    ids=["rows", "copied", "row-major", "row-major, single"],
+)
 def test_the_tile_of_few_columns_does_not_spill(layouts: dict[str, Any]) -> None:
     desc = tp.GemmDescriptor(m=32767, n=32, k=4096, element="f32", layouts=layouts)
     plan = required(desc, "fma", H200)
@@ -140,6 +161,15 @@ def test_a_copied_column_major_a_on_the_gpu(m: int, n: int) -> None:
         desc = tp.GemmDescriptor(m=m, n=n, k=2053, element="f32", epilogue=epilogue, layouts={"a": LOOSE_COLUMN})
         assert [copy.unit for copy in fma.moved(desc)] == [0]
         assert check(required(desc, "fma", tp.Target.current()), turn) > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("k", [1, 513, 4111])
+def test_few_rows_and_few_columns_on_the_gpu(k: int) -> None:
+    target = tp.Target.current()
+    for m, n in ((31, 1031), (1031, 31), (32, 260)):
+        found = [plan for desc in problems(m, n, k) if (plan := pinned(desc, "fma", target)) is not None]
+        assert sum(check(plan, turn) for turn, plan in enumerate(found)) > 0
 
 
 @pytest.mark.gpu

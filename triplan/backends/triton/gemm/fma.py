@@ -26,16 +26,17 @@ from triplan.backends.triton.gemm.matrices import (
     unit_axis,
     vector_elements,
 )
+from triplan.backends.triton.gemm.products import Product, transposed
 from triplan.backends.triton.gemm.split_k import Split, padded_columns, pieces_bytes, sum_launch, sum_us
 from triplan.backends.triton.gemm.tile_shapes import Tile, programs_of
 from triplan.backends.triton.gemm.tma import ACTIVATIONS
-from triplan.descriptors import Operand
+from triplan.descriptors import GemmDescriptor, Operand
 from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import ArchSku, MathPrecision, Support, Target
 from triplan.sku.facts import fact
 
 #: Tiles of 8 rows by 16 columns for each thread, or of 16 by 8 for few columns. 255 registers a thread leave a
-#: multiprocessor 8 warps. The last is for at most 32 columns: rows of A would take more registers than there are.
+#: multiprocessor 8 warps. The last is for at most 32 columns.
 TILES = (
     Tile(128, 256, 16, 8, 3),
     Tile(128, 128, 16, 4, 3),
@@ -45,6 +46,9 @@ TILES = (
 )
 #: Columns of the narrowest tile.
 LEAST_N = 32
+#: k from which on a C of so few rows is computed as its transpose: a shorter one takes less time than writing C, whose
+#: rows are then columns. Untuned.
+LEAST_TURNED_K = 512
 #: Columns of C for a warp at most.
 WARP_N = 128
 #: Warps that a multiprocessor holds.
@@ -64,6 +68,8 @@ SINGLE = 1.06
 #: Factor on it in tiles of few columns, which load more of A; and where its rows are loaded one element at a time. From
 #: products of 33 and 73 columns on an H100.
 NARROW, NARROW_SINGLE = 1.1, 1.4
+#: The same in the narrowest tile of a row-major A, whose elements are copied one by one. Untuned.
+NARROWEST_ROWS = 1.5
 #: Bytes of partial sums per microsecond where their rows begin at any element, or those of a C without unit stride:
 #: they are written one at a time.
 SINGLE_BYTES_PER_US = 1e6
@@ -79,6 +85,20 @@ COPIED_SHARE = 0.02
 COPIED_SMS = 132
 #: Of splits whose estimates are within this factor of the lowest, that of the fewest pieces is taken. Untuned.
 NEAR = 1.005
+
+
+@fact
+def turned(desc: MatrixProductDescriptor) -> Product | None:
+    """The transposed product, where C has few rows: they are few columns then, which have a narrow tile."""
+    plain = isinstance(desc, GemmDescriptor) and not (desc.has_bias or desc.reads_c0 or desc.saves_pre)
+    few = 0 < desc.m <= LEAST_N < desc.n and desc.k >= LEAST_TURNED_K
+    return transposed(desc) if isinstance(desc, GemmDescriptor) and plain and few else None
+
+
+def as_multiplied(desc: MatrixProductDescriptor) -> MatrixProductDescriptor:
+    """The problem, or the transposed one."""
+    product = turned(desc)
+    return desc if product is None else product.desc
 
 
 @fact
@@ -141,6 +161,8 @@ def launches(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
     """Copies, ``fma_kernel``, and the sums of its pieces; nothing for an empty C."""
     if desc.operand("c").numel == 0:
         return []
+    if (product := turned(desc)) is not None:
+        return [product.on_operands(x) for x in launches(product.desc, split)]
     return copies.around(moved(desc), _on_lines(desc, split))
 
 
@@ -153,7 +175,8 @@ def _on_lines(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
     result, leading = desc, _leading(desc, split)
     rows, columns = a.shape[-2], b.shape[-1]
     # In the tile of few columns, vectors of B spill registers where A is loaded one element at a time.
-    b_vector = 1 if tile.n <= LEAST_N and _vector(a) == 1 else _vector(b)
+    single = tile.n <= LEAST_N and (is_row_major(a) or _vector(a) == 1)
+    a_vector, b_vector = (1, 1) if single else (_vector(a), _vector(b))
     if summed:
         plain = {"epilogue": "identity", "reads_c0": False, "saves_pre": False, "symmetric": False, "layouts": {}}
         result = desc.replace(n=leading, **plain)
@@ -184,7 +207,7 @@ def _on_lines(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
             "STAGES": tile.stages,
             "WARPS_M": tile.warps // warps_n,
             "WARPS_N": warps_n,
-            "A_VECTOR": _vector(a),
+            "A_VECTOR": a_vector,
             "B_VECTOR": b_vector,
             "A_ROWS": is_row_major(a),
             "C_SINGLE": tile.n >= WARP_N and _stores_singly(result),
@@ -199,6 +222,7 @@ def _on_lines(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
 
 def fma_us(desc: MatrixProductDescriptor, split: Split, target: Target) -> float:
     """Estimated microseconds."""
+    desc = as_multiplied(desc)
     tile, pieces = split.tile, split.count(desc.k)
     resident = RESIDENT_WARPS // tile.warps
     waves = -(-pieces * programs_of(desc, tile) // _slots(tile, target))
@@ -207,7 +231,9 @@ def fma_us(desc: MatrixProductDescriptor, split: Split, target: Target) -> float
     slower = SINGLE ** sum(_vector(o) == 1 for o in (a, b))
     if is_row_major(a) and (tile.m, tile.n) == (128, 128) and waves <= TALL_ROWS_WAVES:
         slower *= TALL_ROWS
-    if tile.n < WARP_N:
+    if tile.n <= LEAST_N and is_row_major(a):
+        slower *= NARROWEST_ROWS
+    elif tile.n < WARP_N:
         slower *= NARROW_SINGLE if _vector(a) == 1 and is_row_major(a) else NARROW
     computed = waves * resident * 2e-6 * tile.m * tile.n * split.depth(desc.k) * rate * slower
     found = FIXED_US + computed + max(waves - 1, 0) * BETWEEN_US + sum(copy.cost_us for copy in moved(desc))
@@ -235,10 +261,9 @@ def _pieces(desc: MatrixProductDescriptor, tile: Tile, target: Target) -> list[i
 def splits_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Split, ...]:
     """Every tile with every number of pieces that suits it."""
     # The addresses and masks of single elements spill in the widest tile.
-    a, b = _factors(desc)
-    single = _vector(a) == 1 or _vector(b) == 1
-    tall = desc.n <= LEAST_N and unit_axis(a) == 0
-    tiles = [t for t in TILES if (not single or t.warps < RESIDENT_WARPS) and (tall or t.n > LEAST_N)]
+    desc = as_multiplied(desc)
+    single = any(_vector(o) == 1 for o in _factors(desc))
+    tiles = [t for t in TILES if (not single or t.warps < RESIDENT_WARPS) and (desc.n <= LEAST_N or t.n > LEAST_N)]
     return tuple(Split(t, p) for t in tiles for p in _pieces(desc, t, target))
 
 
@@ -259,9 +284,10 @@ def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
         return Support.no(f"multiplies as {desc.multiplicands}, not as f32")
     if desc.k == 0:
         return Support.no("k is 0: there is nothing to multiply")
-    if max(desc.m, desc.n, desc.k, MOST_PIECES * max(programs_of(desc, t) for t in TILES)) >= I32_COUNTER_LIMIT:
+    programs = max(programs_of(as_multiplied(desc), t) for t in TILES)
+    if max(desc.m, desc.n, desc.k, MOST_PIECES * programs) >= I32_COUNTER_LIMIT:
         return Support.no("extents and programs are counted in 31 bits")
-    return copies.counted(moved(desc))
+    return copies.counted(moved(as_multiplied(desc)))
 
 
 def rank(desc: MatrixProductDescriptor, target: Target) -> float:
@@ -277,6 +303,7 @@ def workspace(desc: MatrixProductDescriptor, target: Target) -> int:
 def workspace_with(desc: MatrixProductDescriptor, split: Split) -> int:
     if desc.operand("c").numel == 0:
         return 0
+    desc = as_multiplied(desc)
     return copies.workspace_bytes(moved(desc)) + _partial_bytes(desc, split)
 
 
@@ -294,7 +321,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="fma",
-        version=4,
+        version=5,
         elements=("f32",),
         archs=(ArchSku.SM90A,),
         features=("gluon",),

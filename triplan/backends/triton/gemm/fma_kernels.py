@@ -29,11 +29,11 @@ def load_rows(factors, left):
 
 
 @gluon.jit
-def start_copies(factors, ring, slot, left, A_ROWS: gl.constexpr):
-    """Start to copy the blocks of that step into ``slot`` of the ring, but rows of A (A_ROWS)."""
+def start_copies(factors, ring, slot, left, A_HELD: gl.constexpr):
+    """Start to copy the blocks of that step into ``slot`` of the ring; not of an A that passes through registers."""
     a_at, b_at, a_in, b_in, a_depth, b_depth = factors
     sa, sb = ring
-    if not A_ROWS:
+    if not A_HELD:
         copy_block(sa.index(slot), a_at, mask=a_in & (a_depth < left))
     copy_block(sb.index(slot), b_at, mask=b_in & (b_depth < left))
     copies_committed()
@@ -116,8 +116,13 @@ def fma_kernel(
     across: gl.constexpr = 8 if BLOCK_N >= 64 else 4
     layout: gl.constexpr = gl.BlockedLayout([4, 4], [32 // across, across], [WARPS_M, WARPS_N], [1, 0])
     # Rows of A pass through registers into columns. Each thread has 4 of 16 elements of a row; where registers are few
-    # (elements are loaded one by one, or a warp has 64 rows), more of one row, which has one address.
-    if A_ROWS and A_VECTOR * B_VECTOR == 16 and BLOCK_M == 32 * WARPS_M:
+    # (elements are loaded one by one, or a warp has 64 rows), more of one row, which has one address. In the tile of 32
+    # columns they would take half as many registers as the accumulators: elements are copied one by one instead.
+    A_HELD: gl.constexpr = A_ROWS and BLOCK_N > 32
+    if A_ROWS and not A_HELD:
+        # The more threads along a row, the more share a sector of memory, and the more a bank of shared memory.
+        a_copies: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [WARPS, 1], [1, 0])
+    elif A_ROWS and A_VECTOR * B_VECTOR == 16 and BLOCK_M == 32 * WARPS_M:
         a_copies: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [WARPS, 1], [1, 0])
     elif A_ROWS:
         a_copies: gl.constexpr = gl.BlockedLayout([1, BLOCK_K // WARPS_N], [32, 1], [WARPS_M, WARPS_N], [1, 0])
@@ -169,8 +174,8 @@ def fma_kernel(
     b_in = (column < (n if b_columns is None else b_columns))[None, :]
     for i in gl.static_range(STAGES - 1):
         factors = (a_at, b_at, a_in, b_in, a_depth, b_depth)
-        start_copies(factors, (sa, sb), i, left - i * BLOCK_K, A_ROWS)
-        if A_ROWS:
+        start_copies(factors, (sa, sb), i, left - i * BLOCK_K, A_HELD)
+        if A_HELD:
             sa.index(i).store(load_rows(factors, left - i * BLOCK_K))
         a_at += BLOCK_K * ak
         b_at += BLOCK_K * bk
@@ -183,13 +188,13 @@ def fma_kernel(
         thread_barrier()
         factors = (a_at, b_at, a_in, b_in, a_depth, b_depth)
         ahead = left - start - (STAGES - 1) * BLOCK_K
-        if A_ROWS:
+        if A_HELD:
             rows = load_rows(factors, ahead)
-        start_copies(factors, (sa, sb), free, ahead, A_ROWS)
+        start_copies(factors, (sa, sb), free, ahead, A_HELD)
         a_at += BLOCK_K * ak
         b_at += BLOCK_K * bk
         acc = multiply_step(acc, sa.index(slot), sb.index(slot), layout)
-        if A_ROWS:
+        if A_HELD:
             sa.index(free).store(rows)
         free = slot
         slot = gl.where(slot + 1 == STAGES, 0, slot + 1)
