@@ -28,13 +28,15 @@ KERNEL, COPY, SUMS = "fma_kernel", "matrix_copy_kernel", "pieces_kernel"
         ({"layouts": {"a": "strided", "b": "strided"}}, [COPY, COPY, KERNEL]),
         ({"n": 4095, "k": 4095, "layouts": {"a": LOOSE_COLUMN, "b": LOOSE_ROW}}, [KERNEL]),
         ({"m": 255, "n": 12288, "k": 1 << 16, "layouts": {"a": LOOSE_COLUMN}}, [COPY, KERNEL, SUMS]),
+        ({"m": 1 << 16, "n": 97, "k": 4111, "layouts": {"a": LOOSE_ROW}}, [COPY, KERNEL]),
         ({"reads_c0": True}, [KERNEL, SUMS]),
         ({"epilogue": "gelu"}, [KERNEL, SUMS]),
         ({"m": 512, "n": 512, "k": 1 << 16}, [KERNEL, SUMS]),
     ],
 )
 def test_launches(change: dict[str, Any], names: list[str]) -> None:
-    """Copies of an A without unit stride and of a B that is not row-major; sums where k is cut, or registers spill."""
+    """Copies of an A without unit stride, of a B that is not row-major, and of small factors whose rows are odd; sums
+    where k is cut, or registers spill."""
     assert [x.kernel.__name__ for x in required(SQUARE.replace(**change), "fma", H200).launches] == names
 
 
@@ -160,6 +162,14 @@ def test_a_copied_column_major_a_on_the_gpu(m: int, n: int) -> None:
     for turn, epilogue in enumerate(("identity", "bias_gelu")):
         desc = tp.GemmDescriptor(m=m, n=n, k=2053, element="f32", epilogue=epilogue, layouts={"a": LOOSE_COLUMN})
         assert [copy.unit for copy in fma.moved(desc)] == [0]
+        assert check(required(desc, "fma", tp.Target.current()), turn) > 0
+
+
+@pytest.mark.gpu
+def test_a_copied_row_major_b_on_the_gpu() -> None:
+    for turn, (epilogue, layouts) in enumerate((("identity", {}), ("bias_silu", {"a": LOOSE_ROW}))):
+        desc = tp.GemmDescriptor(m=12291, n=131, k=2053, element="f32", epilogue=epilogue, layouts=layouts)
+        assert [copy.operand.name for copy in fma.moved(desc)] == ["b"]
         assert check(required(desc, "fma", tp.Target.current()), turn) > 0
 
 

@@ -78,8 +78,8 @@ SINGLE_BYTES_PER_US = 1e6
 TALL_ROWS = 1.03
 #: Waves up to which that factor counts. From the same runs.
 TALL_ROWS_WAVES = 2
-#: A column-major A whose rows begin anywhere is copied if that takes at most such a part of the FMAs' time: loads in
-#: vectors save more, and let the widest tile be taken. From a run on an H200 that is not published.
+#: A factor along C whose rows begin anywhere is copied if that takes at most such a part of the FMAs' time: loads in
+#: vectors save more, and let the widest tile be taken. From a run on an H200 that is not published, of A.
 COPIED_SHARE = 0.02
 #: Multiprocessors on which that time is estimated: what is copied must not depend on the target. Those of an H200.
 COPIED_SMS = 132
@@ -103,14 +103,21 @@ def as_multiplied(desc: MatrixProductDescriptor) -> MatrixProductDescriptor:
 
 @fact
 def moved(desc: MatrixProductDescriptor) -> tuple[MatrixCopy, ...]:
-    """The factors that are copied: an A without unit stride, a B that is not row-major, and a column-major A whose rows
-    begin anywhere, if it is small beside the product."""
+    """The factors that are copied: an A without unit stride, a B that is not row-major, and one that lies along C and
+    whose rows begin anywhere, if it is small beside the product."""
     a, b = desc.operand("a"), desc.operand("b")
     found = (MatrixCopy(a, 1),) if unit_axis(a) is None else ()
-    if unit_axis(a) == 0 and is_elementwise(a):
-        copy, fmas_us = MatrixCopy(a, 0), 2e-6 * a.numel * desc.n * WIDE_MFLOP_US / COPIED_SMS
-        found = (copy,) if copy.cost_us <= COPIED_SHARE * fmas_us else ()
-    return found if is_row_major(b) else (*found, MatrixCopy(b, 1))
+    if unit_axis(a) == 0 and is_elementwise(a) and _is_small(a, desc.n):
+        found = (MatrixCopy(a, 0),)
+    if not is_row_major(b) or (is_elementwise(b) and _is_small(b, desc.m)):
+        return (*found, MatrixCopy(b, 1))
+    return found
+
+
+def _is_small(o: Operand, others: int) -> bool:
+    """Whether a factor, whose elements are each multiplied by ``others`` elements, is small beside the product."""
+    fmas_us = 2e-6 * o.numel * others * WIDE_MFLOP_US / COPIED_SMS
+    return MatrixCopy(o, unit_axis(o) or 0).cost_us <= COPIED_SHARE * fmas_us
 
 
 @fact
@@ -210,6 +217,7 @@ def _on_lines(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
             "A_VECTOR": a_vector,
             "B_VECTOR": b_vector,
             "A_ROWS": is_row_major(a),
+            "A_HELD": is_row_major(a) and tile.n > LEAST_N,
             "C_SINGLE": tile.n >= WARP_N and _stores_singly(result),
             "ACTIVATION": ACTIVATIONS[result.activation],
         },

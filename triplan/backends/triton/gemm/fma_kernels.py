@@ -89,6 +89,7 @@ def fma_kernel(
     WARPS_M: gl.constexpr,
     WARPS_N: gl.constexpr,
     A_ROWS: gl.constexpr,
+    A_HELD: gl.constexpr,
     A_VECTOR: gl.constexpr,
     B_VECTOR: gl.constexpr,
     C_SINGLE: gl.constexpr,
@@ -98,11 +99,12 @@ def fma_kernel(
 ):
     """c = act(alpha * a @ b + beta * c0 + bias), one tile (BLOCK_M, BLOCK_N) per program.
 
-    The operands are those of ``tiles_kernel``; A is row-major (A_ROWS) or column-major, B row-major, read in vectors of
-    A_VECTOR and B_VECTOR elements; C_SINGLE: rows of c begin at any element. ``a_rows`` and ``b_columns`` are those
-    of the factors, or None if they are m and n: a copy has zeros behind its rows, and so have partial sums. With
-    ``depth`` (else None) k is cut into pieces of that extent, and c (pieces, products, m, n) is packed, ``c_batch``
-    elements from one matrix to the next: partial sums. ``products`` is None without a batch.
+    The operands are those of ``tiles_kernel``; A is row-major (A_ROWS; with A_HELD it passes through registers) or
+    column-major, B row-major, read in vectors of A_VECTOR and B_VECTOR elements; C_SINGLE: rows of c begin at any
+    element. ``a_rows`` and ``b_columns`` are those of the factors, or None if they are m and n: a copy has zeros
+    behind its rows, and so have partial sums. With ``depth`` (else None) k is cut into pieces of that extent, and c
+    (pieces, products, m, n) is packed, ``c_batch`` elements from one matrix to the next: partial sums. ``products``
+    is None without a batch.
 
     A thread accumulates as many elements as registers hold, 8 rows by 16 columns or 16 by 8: for 128 FMAs, 24 elements
     come from shared memory, which passes 32 a clock to all warps of a multiprocessor.
@@ -118,7 +120,6 @@ def fma_kernel(
     # Rows of A pass through registers into columns. Each thread has 4 of 16 elements of a row; where registers are few
     # (elements are loaded one by one, or a warp has 64 rows), more of one row, which has one address. In the tile of 32
     # columns they would take half as many registers as the accumulators: elements are copied one by one instead.
-    A_HELD: gl.constexpr = A_ROWS and BLOCK_N > 32
     if A_ROWS and not A_HELD:
         # The more threads along a row, the more share a sector of memory, and the more a bank of shared memory.
         a_copies: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [WARPS, 1], [1, 0])
