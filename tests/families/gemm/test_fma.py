@@ -65,28 +65,45 @@ def test_pieces_of_k_fill_whole_waves(m: int, n: int, k: int) -> None:
     assert (split.tile.n == 64) == (n == 33)
 
 
-def test_few_columns_have_a_narrow_tile() -> None:
+def test_few_columns_of_turned_rows_have_a_narrow_tile() -> None:
+    """Rows of A take longer in it than half a tile of 64 columns."""
     desc = tp.GemmDescriptor(m=32767, n=21, k=2946, element="f32", layouts={"a": LOOSE_COLUMN})
     assert fma.cheapest(desc, H200).tile.n == 32
-    assert fma.cheapest(desc.replace(layouts={}), H200).tile.n == 32
     assert {split.tile.n for split in fma.splits_of(desc.replace(n=33), H200)} == {64, 128}
+    assert 32 not in {split.tile.n for split in fma.splits_of(desc.replace(layouts={}), H200)}
+
+
+@pytest.mark.parametrize(("change", "held"), [({}, True), ({"m": 1 << 16}, False), ({"m": 1 << 16, "n": 97}, False)])
+def test_single_elements_of_rows_are_copied_if_b_is_read_in_vectors(change: dict[str, Any], held: bool) -> None:
+    """Other rows of A pass through registers. Of the odd problem's B, the copy would take too long for few rows."""
+    odd = tp.GemmDescriptor(m=33, n=1023, k=4096, element="f32", layouts={"a": LOOSE_ROW}).replace(**change)
+    for desc, expected in ((odd, held), (odd.replace(layouts={}), True)):
+        for split in fma.splits_of(desc, H200):
+            (multiplies,) = (x for x in fma.launches(desc, split) if x.kernel.__name__ == KERNEL)
+            assert multiplies.constexprs["A_ROWS"]
+            assert multiplies.constexprs["A_HELD"] is expected
+
+
+def test_tiles_of_64_rows_are_faster_for_odd_rows() -> None:
+    desc = tp.GemmDescriptor(m=58788, n=97, k=4111, element="f32", epilogue="bias_relu", layouts={"a": LOOSE_ROW})
+    assert (fma.cheapest(desc, H200).tile.m, fma.cheapest(desc, H200).tile.n) == (64, 128)
 
 
 @pytest.mark.parametrize("layouts", [{}, {"a": "strided", "b": LOOSE_COLUMN}, {"c": COLUMN}], ids=str)
 def test_few_rows_are_multiplied_as_columns(layouts: dict[str, Any]) -> None:
-    """The transposed product has the narrow tile: B is the first factor, and C is written by columns."""
+    """B is the first factor, and C is written by columns; the narrow tile takes a row-major B."""
     desc = tp.GemmDescriptor(m=21, n=2048, k=32767, element="f32", layouts=layouts)
     found = fma.launches(desc, fma.cheapest(desc, H200))
     multiplies, sums = found[-2:]
     assert [x.kernel.__name__ for x in found] == [COPY, KERNEL, SUMS]
-    assert multiplies.constexprs["BLOCK_N"] == 32
+    assert multiplies.constexprs["BLOCK_N"] == (64 if "b" in layouts else 32)
     assert multiplies.constexprs["A_ROWS"] == ("b" in layouts)
     assert (multiplies.args["m"].value, multiplies.args["k"].value) == (2048, 32767)  # type: ignore[union-attr]
     assert multiplies.args["a"].operand == "b"  # type: ignore[union-attr]
     assert (sums.args["m"].value, sums.args["c"].operand) == (2048, "c")  # type: ignore[union-attr]
     cm, cn = (sums.args.get(x, sums.constexprs.get(x)) for x in ("cm", "cn"))
     assert (cm == 1, cn == 1) == ("c" not in layouts, "c" in layouts)
-    for change in ({"m": 33}, {"n": 32}, {"k": 64}, {"epilogue": "bias"}, {"reads_c0": True}):
+    for change in ({"m": 16}, {"m": 33}, {"n": 32}, {"k": 64}, {"epilogue": "bias"}, {"reads_c0": True}):
         assert fma.turned(desc.replace(**change)) is None
 
 
@@ -118,14 +135,14 @@ def test_narrow_tiles_store_single_elements_where_vectors_would_spill() -> None:
 
 @compiles
 @pytest.mark.parametrize(
-    "layouts",
-    [{"a": LOOSE_COLUMN}, {"a": LOOSE_COLUMN, "b": COLUMN}, {}, {"a": LOOSE_ROW}],
+    ("layouts", "columns"),
+    [({"a": LOOSE_COLUMN}, 32), ({"a": LOOSE_COLUMN, "b": COLUMN}, 32), ({}, 64), ({"a": LOOSE_ROW}, 64)],
     ids=["rows", "copied", "row-major", "row-major, single"],
 )
-def test_the_tile_of_few_columns_does_not_spill(layouts: dict[str, Any]) -> None:
+def test_the_tile_of_few_columns_does_not_spill(layouts: dict[str, Any], columns: int) -> None:
     desc = tp.GemmDescriptor(m=32767, n=32, k=4096, element="f32", layouts=layouts)
     plan = required(desc, "fma", H200)
-    assert fma.cheapest(desc, H200).tile.n == 32
+    assert fma.cheapest(desc, H200).tile.n == columns
     assert [found.spill_bytes for found in plan.compile()] == [0] * len(plan.launches)
 
 

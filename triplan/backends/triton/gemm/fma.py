@@ -36,7 +36,8 @@ from triplan.sku import ArchSku, MathPrecision, Support, Target
 from triplan.sku.facts import fact
 
 #: Tiles of 8 rows by 16 columns for each thread, or of 16 by 8 for few columns. 255 registers a thread leave a
-#: multiprocessor 8 warps. The last is for at most 32 columns.
+#: multiprocessor 8 warps. The last is for at most 32 columns of a column-major A: rows of A take longer in it than
+#: in half a tile of 64 columns. From runs on an H200 that are not published.
 TILES = (
     Tile(128, 256, 16, 8, 3),
     Tile(128, 128, 16, 4, 3),
@@ -46,8 +47,11 @@ TILES = (
 )
 #: Columns of the narrowest tile.
 LEAST_N = 32
-#: k from which on a C of so few rows is computed as its transpose: a shorter one takes less time than writing C, whose
-#: rows are then columns. Untuned.
+#: Rows of C from which on it is computed as its transpose: fewer leave half of the narrowest tile empty, and other
+#: kernels have tiles of 16 rows, which are faster. From a run on an H200 that is not published.
+LEAST_TURNED_M = 17
+#: k from which on a C of few rows is computed so: a shorter one takes less time than writing C, whose rows are then
+#: columns. Untuned.
 LEAST_TURNED_K = 512
 #: Columns of C for a warp at most.
 WARP_N = 128
@@ -68,15 +72,15 @@ SINGLE = 1.06
 #: Factor on it in tiles of few columns, which load more of A; and where its rows are loaded one element at a time. From
 #: products of 33 and 73 columns on an H100.
 NARROW, NARROW_SINGLE = 1.1, 1.4
-#: The same in the narrowest tile of a row-major A, whose elements are copied one by one. Untuned.
-NARROWEST_ROWS = 1.5
+#: The same where single elements of its rows are copied. From a run on an H200 that is not published.
+NARROW_COPIED = 1.2
 #: Bytes of partial sums per microsecond where their rows begin at any element, or those of a C without unit stride:
 #: they are written one at a time.
 SINGLE_BYTES_PER_US = 1e6
 #: Factor on FMAs in tiles of 128 by 128 for a row-major A: tiles of 64 rows begin sooner. From runs on an H200 that are
 #: not published.
 TALL_ROWS = 1.03
-#: Waves up to which that factor counts. From the same runs.
+#: Waves up to which that factor counts, if A passes through registers. From the same runs.
 TALL_ROWS_WAVES = 2
 #: A factor along C whose rows begin anywhere is copied if that takes at most such a part of the FMAs' time: loads in
 #: vectors save more, and let the widest tile be taken. From a run on an H200 that is not published, of A.
@@ -91,7 +95,7 @@ NEAR = 1.005
 def turned(desc: MatrixProductDescriptor) -> Product | None:
     """The transposed product, where C has few rows: they are few columns then, which have a narrow tile."""
     plain = isinstance(desc, GemmDescriptor) and not (desc.has_bias or desc.reads_c0 or desc.saves_pre)
-    few = 0 < desc.m <= LEAST_N < desc.n and desc.k >= LEAST_TURNED_K
+    few = LEAST_TURNED_M <= desc.m <= LEAST_N < desc.n and desc.k >= LEAST_TURNED_K
     return transposed(desc) if isinstance(desc, GemmDescriptor) and plain and few else None
 
 
@@ -139,6 +143,14 @@ def _vector(o: Operand) -> int:
     return 1 if is_elementwise(o) else vector_elements(o.element.itemsize)
 
 
+def _is_held(a: Operand, b: Operand) -> bool:
+    """Whether a row-major A passes through registers.
+
+    It takes less time to copy single elements, but their addresses and those of single elements of B would spill.
+    """
+    return is_row_major(a) and (_vector(a) > 1 or _vector(b) == 1)
+
+
 def _stores_singly(desc: MatrixProductDescriptor) -> bool:
     """Whether elements of C, or of partial sums, are stored one by one: their rows begin anywhere."""
     c = desc.operand("c")
@@ -182,8 +194,7 @@ def _on_lines(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
     result, leading = desc, _leading(desc, split)
     rows, columns = a.shape[-2], b.shape[-1]
     # In the tile of few columns, vectors of B spill registers where A is loaded one element at a time.
-    single = tile.n <= LEAST_N and (is_row_major(a) or _vector(a) == 1)
-    a_vector, b_vector = (1, 1) if single else (_vector(a), _vector(b))
+    b_vector = 1 if tile.n <= LEAST_N and _vector(a) == 1 else _vector(b)
     if summed:
         plain = {"epilogue": "identity", "reads_c0": False, "saves_pre": False, "symmetric": False, "layouts": {}}
         result = desc.replace(n=leading, **plain)
@@ -214,10 +225,10 @@ def _on_lines(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
             "STAGES": tile.stages,
             "WARPS_M": tile.warps // warps_n,
             "WARPS_N": warps_n,
-            "A_VECTOR": a_vector,
+            "A_VECTOR": _vector(a),
             "B_VECTOR": b_vector,
             "A_ROWS": is_row_major(a),
-            "A_HELD": is_row_major(a) and tile.n > LEAST_N,
+            "A_HELD": _is_held(a, b),
             "C_SINGLE": tile.n >= WARP_N and _stores_singly(result),
             "ACTIVATION": ACTIVATIONS[result.activation],
         },
@@ -237,12 +248,12 @@ def fma_us(desc: MatrixProductDescriptor, split: Split, target: Target) -> float
     rate = WIDE_MFLOP_US if resident == 1 else MFLOP_US
     a, b = _factors(desc)
     slower = SINGLE ** sum(_vector(o) == 1 for o in (a, b))
-    if is_row_major(a) and (tile.m, tile.n) == (128, 128) and waves <= TALL_ROWS_WAVES:
+    copied = is_row_major(a) and not _is_held(a, b)
+    if is_row_major(a) and (tile.m, tile.n) == (128, 128) and (waves <= TALL_ROWS_WAVES or copied):
         slower *= TALL_ROWS
-    if tile.n <= LEAST_N and is_row_major(a):
-        slower *= NARROWEST_ROWS
-    elif tile.n < WARP_N:
-        slower *= NARROW_SINGLE if _vector(a) == 1 and is_row_major(a) else NARROW
+    if tile.n < WARP_N:
+        single = NARROW_COPIED if copied else NARROW_SINGLE
+        slower *= single if _vector(a) == 1 and is_row_major(a) else NARROW
     computed = waves * resident * 2e-6 * tile.m * tile.n * split.depth(desc.k) * rate * slower
     found = FIXED_US + computed + max(waves - 1, 0) * BETWEEN_US + sum(copy.cost_us for copy in moved(desc))
     if _is_summed(desc, split):
@@ -271,7 +282,8 @@ def splits_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Split, ...
     # The addresses and masks of single elements spill in the widest tile.
     desc = as_multiplied(desc)
     single = any(_vector(o) == 1 for o in _factors(desc))
-    tiles = [t for t in TILES if (not single or t.warps < RESIDENT_WARPS) and (desc.n <= LEAST_N or t.n > LEAST_N)]
+    tall = desc.n <= LEAST_N and unit_axis(desc.operand("a")) == 0
+    tiles = [t for t in TILES if (not single or t.warps < RESIDENT_WARPS) and (tall or t.n > LEAST_N)]
     return tuple(Split(t, p) for t in tiles for p in _pieces(desc, t, target))
 
 

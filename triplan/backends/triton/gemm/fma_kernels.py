@@ -117,9 +117,8 @@ def fma_kernel(
     # 32 columns, eight down and four across, which read two rows of A and 64 bytes of B.
     across: gl.constexpr = 8 if BLOCK_N >= 64 else 4
     layout: gl.constexpr = gl.BlockedLayout([4, 4], [32 // across, across], [WARPS_M, WARPS_N], [1, 0])
-    # Rows of A pass through registers into columns. Each thread has 4 of 16 elements of a row; where registers are few
-    # (elements are loaded one by one, or a warp has 64 rows), more of one row, which has one address. In the tile of 32
-    # columns they would take half as many registers as the accumulators: elements are copied one by one instead.
+    # Rows of A become columns. Through registers, each thread has 4 of 16 elements of a row; where registers are few
+    # (elements are loaded one by one, or a warp has 64 rows), more of one row, which has one address.
     if A_ROWS and not A_HELD:
         # The more threads along a row, the more share a sector of memory, and the more a bank of shared memory.
         a_copies: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [WARPS, 1], [1, 0])
