@@ -200,7 +200,8 @@ def others(op: str, entry: str, target: tp.Target) -> Iterator[tuple[tp.Descript
         odd = wide.replace(m=4097, n=4099, k=4101)
         turned = [d.replace(layouts={"a": LOOSE_COLUMN, "c": COLUMN}) for d in (wide, odd)]
         few = wide.replace(n=21, layouts={"a": LOOSE_COLUMN})
-        for desc in (wide, odd, *turned, few, few.replace(n=32, layouts={"a": COLUMN})):
+        rows = wide.replace(n=32, k=4101)
+        for desc in (wide, odd, *turned, few, few.replace(n=32, layouts={"a": COLUMN}), rows):
             for split in fma.splits_of(desc, target):
                 if split.pieces <= 2:
                     yield desc, overlapping(fma.launches(desc, split), target)

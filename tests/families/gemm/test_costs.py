@@ -68,6 +68,20 @@ def test_short_sums_into_words_of_c_take_small_tiles() -> None:
     assert cheapest_tile(wide.replace(n=1478624), H200).warps == 8
 
 
+def test_the_error_function_of_gelu_counts_where_k_is_short() -> None:
+    """It takes longer than the product, and the Hopper kernels compute it while nothing is multiplied."""
+    short = tp.BatchedGemmDescriptor(batch=129, m=51, n=768, k=38, element="f16", epilogue="bias_gelu")
+    assert tp.plan(short, target=H200).candidates[0].kernel == "tiles"
+    assert tp.plan(short.replace(m=1023, k=1098), target=H200).candidates[0].kernel == "realigned"
+
+
+def test_several_waves_of_tiles_are_dealt_to_programs_that_stay() -> None:
+    """Programs of one tile each begin every wave with an empty ring."""
+    waves = tp.GemmDescriptor(m=601, n=8192, k=2048, element="f16")
+    assert tp.plan(waves, target=H200).candidates[0].kernel == "wgmma"
+    assert tp.plan(waves.replace(m=128), target=H200).candidates[0].kernel == "wgmma_tiles"
+
+
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_the_tile_by_pointers_is_about_the_fastest(name: str) -> None:
     dtype, case, times = PROBLEMS[name]

@@ -28,13 +28,15 @@ KERNEL, COPY, SUMS = "fma_kernel", "matrix_copy_kernel", "pieces_kernel"
         ({"layouts": {"a": "strided", "b": "strided"}}, [COPY, COPY, KERNEL]),
         ({"n": 4095, "k": 4095, "layouts": {"a": LOOSE_COLUMN, "b": LOOSE_ROW}}, [KERNEL]),
         ({"m": 255, "n": 12288, "k": 1 << 16, "layouts": {"a": LOOSE_COLUMN}}, [COPY, KERNEL, SUMS]),
+        ({"m": 1 << 16, "n": 97, "k": 4111, "layouts": {"a": LOOSE_ROW}}, [COPY, KERNEL]),
         ({"reads_c0": True}, [KERNEL, SUMS]),
         ({"epilogue": "gelu"}, [KERNEL, SUMS]),
         ({"m": 512, "n": 512, "k": 1 << 16}, [KERNEL, SUMS]),
     ],
 )
 def test_launches(change: dict[str, Any], names: list[str]) -> None:
-    """Copies of an A without unit stride and of a B that is not row-major; sums where k is cut, or registers spill."""
+    """Copies of an A without unit stride, of a B that is not row-major, and of small factors whose rows are odd; sums
+    where k is cut, or registers spill."""
     assert [x.kernel.__name__ for x in required(SQUARE.replace(**change), "fma", H200).launches] == names
 
 
@@ -64,11 +66,45 @@ def test_pieces_of_k_fill_whole_waves(m: int, n: int, k: int) -> None:
 
 
 def test_few_columns_of_turned_rows_have_a_narrow_tile() -> None:
-    """Rows of A would take too many registers in it."""
+    """Rows of A take longer in it than half a tile of 64 columns."""
     desc = tp.GemmDescriptor(m=32767, n=21, k=2946, element="f32", layouts={"a": LOOSE_COLUMN})
     assert fma.cheapest(desc, H200).tile.n == 32
     assert {split.tile.n for split in fma.splits_of(desc.replace(n=33), H200)} == {64, 128}
     assert 32 not in {split.tile.n for split in fma.splits_of(desc.replace(layouts={}), H200)}
+
+
+@pytest.mark.parametrize(("change", "held"), [({}, True), ({"m": 1 << 16}, False), ({"m": 1 << 16, "n": 97}, False)])
+def test_single_elements_of_rows_are_copied_if_b_is_read_in_vectors(change: dict[str, Any], held: bool) -> None:
+    """Other rows of A pass through registers. Of the odd problem's B, the copy would take too long for few rows."""
+    odd = tp.GemmDescriptor(m=33, n=1023, k=4096, element="f32", layouts={"a": LOOSE_ROW}).replace(**change)
+    for desc, expected in ((odd, held), (odd.replace(layouts={}), True)):
+        for split in fma.splits_of(desc, H200):
+            (multiplies,) = (x for x in fma.launches(desc, split) if x.kernel.__name__ == KERNEL)
+            assert multiplies.constexprs["A_ROWS"]
+            assert multiplies.constexprs["A_HELD"] is expected
+
+
+def test_tiles_of_64_rows_are_faster_for_odd_rows() -> None:
+    desc = tp.GemmDescriptor(m=58788, n=97, k=4111, element="f32", epilogue="bias_relu", layouts={"a": LOOSE_ROW})
+    assert (fma.cheapest(desc, H200).tile.m, fma.cheapest(desc, H200).tile.n) == (64, 128)
+
+
+@pytest.mark.parametrize("layouts", [{}, {"a": "strided", "b": LOOSE_COLUMN}, {"c": COLUMN}], ids=str)
+def test_few_rows_are_multiplied_as_columns(layouts: dict[str, Any]) -> None:
+    """B is the first factor, and C is written by columns; the narrow tile takes a row-major B."""
+    desc = tp.GemmDescriptor(m=21, n=2048, k=32767, element="f32", layouts=layouts)
+    found = fma.launches(desc, fma.cheapest(desc, H200))
+    multiplies, sums = found[-2:]
+    assert [x.kernel.__name__ for x in found] == [COPY, KERNEL, SUMS]
+    assert multiplies.constexprs["BLOCK_N"] == (64 if "b" in layouts else 32)
+    assert multiplies.constexprs["A_ROWS"] == ("b" in layouts)
+    assert (multiplies.args["m"].value, multiplies.args["k"].value) == (2048, 32767)  # type: ignore[union-attr]
+    assert multiplies.args["a"].operand == "b"  # type: ignore[union-attr]
+    assert (sums.args["m"].value, sums.args["c"].operand) == (2048, "c")  # type: ignore[union-attr]
+    cm, cn = (sums.args.get(x, sums.constexprs.get(x)) for x in ("cm", "cn"))
+    assert (cm == 1, cn == 1) == ("c" not in layouts, "c" in layouts)
+    for change in ({"m": 16}, {"m": 33}, {"n": 32}, {"k": 64}, {"epilogue": "bias"}, {"reads_c0": True}):
+        assert fma.turned(desc.replace(**change)) is None
 
 
 def test_rows_that_begin_anywhere_are_stored_by_adjacent_threads() -> None:
@@ -98,11 +134,15 @@ def test_narrow_tiles_store_single_elements_where_vectors_would_spill() -> None:
 
 
 @compiles
-@pytest.mark.parametrize("layouts", [{"a": LOOSE_COLUMN}, {"a": LOOSE_COLUMN, "b": COLUMN}], ids=["rows", "copied"])
-def test_the_tile_of_few_columns_does_not_spill(layouts: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("layouts", "columns"),
+    [({"a": LOOSE_COLUMN}, 32), ({"a": LOOSE_COLUMN, "b": COLUMN}, 32), ({}, 64), ({"a": LOOSE_ROW}, 64)],
+    ids=["rows", "copied", "row-major", "row-major, single"],
+)
+def test_the_tile_of_few_columns_does_not_spill(layouts: dict[str, Any], columns: int) -> None:
     desc = tp.GemmDescriptor(m=32767, n=32, k=4096, element="f32", layouts=layouts)
     plan = required(desc, "fma", H200)
-    assert fma.cheapest(desc, H200).tile.n == 32
+    assert fma.cheapest(desc, H200).tile.n == columns
     assert [found.spill_bytes for found in plan.compile()] == [0] * len(plan.launches)
 
 
@@ -140,6 +180,23 @@ def test_a_copied_column_major_a_on_the_gpu(m: int, n: int) -> None:
         desc = tp.GemmDescriptor(m=m, n=n, k=2053, element="f32", epilogue=epilogue, layouts={"a": LOOSE_COLUMN})
         assert [copy.unit for copy in fma.moved(desc)] == [0]
         assert check(required(desc, "fma", tp.Target.current()), turn) > 0
+
+
+@pytest.mark.gpu
+def test_a_copied_row_major_b_on_the_gpu() -> None:
+    for turn, (epilogue, layouts) in enumerate((("identity", {}), ("bias_silu", {"a": LOOSE_ROW}))):
+        desc = tp.GemmDescriptor(m=12291, n=131, k=2053, element="f32", epilogue=epilogue, layouts=layouts)
+        assert [copy.operand.name for copy in fma.moved(desc)] == ["b"]
+        assert check(required(desc, "fma", tp.Target.current()), turn) > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("k", [1, 513, 4111])
+def test_few_rows_and_few_columns_on_the_gpu(k: int) -> None:
+    target = tp.Target.current()
+    for m, n in ((31, 1031), (1031, 31), (32, 260)):
+        found = [plan for desc in problems(m, n, k) if (plan := pinned(desc, "fma", target)) is not None]
+        assert sum(check(plan, turn) for turn, plan in enumerate(found)) > 0
 
 
 @pytest.mark.gpu

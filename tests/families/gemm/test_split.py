@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from itertools import islice
+from typing import Any
 
 import pytest
 import torch
 from cases import H200, INTERPRETER, required
-from cases.gemm import COLUMN, batched_grid, check, grid, plan_with
+from cases.gemm import COLUMN, LAYOUTS, batched_grid, check, grid, plan_with
 
 import triplan as tp
 from triplan.backends.triton.gemm import split_k
 from triplan.backends.triton.gemm.matrices import unit_axis
+from triplan.backends.triton.gemm.products import transposed
 from triplan.backends.triton.gemm.split_k import PIECES, Split
 from triplan.backends.triton.gemm.tile_shapes import Tile
 
@@ -91,6 +93,19 @@ def test_every_layout_interpreted(element: str) -> None:
         assert plan.workspace_size() == (2, 3)[turn % 2] * rows * {35: 35 if single else 36, 9: 9}[desc.n] * 4
         held += check(plan, turn)
     assert held > 0
+
+
+@pytest.mark.interpret
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("layouts", LAYOUTS, ids="".join)
+def test_the_transposed_product_gives_c_interpreted(layouts: dict[str, Any]) -> None:
+    """Its launches, on the operands of the product itself: ``fma`` multiplies few rows so."""
+    desc = tp.GemmDescriptor(m=5, n=41, k=67, element="f32", epilogue="silu", layouts=layouts)
+    product, split = transposed(desc), Split(Tile(16, 32, 32, 4, 3), 2)
+    entry = next(e for e in tp.TABLE.rows("gemm") if e.name == "split_k")
+    launches = [product.on_operands(x) for x in split_k.launches(product.desc, split)]
+    workspace = split_k.partial_bytes(product.desc, split)
+    assert check(plan_with(desc, "transposed", launches, workspace, entry.guarantee, INTERPRETER), 0) > 0
 
 
 @pytest.mark.interpret

@@ -26,16 +26,18 @@ from triplan.backends.triton.gemm.matrices import (
     unit_axis,
     vector_elements,
 )
+from triplan.backends.triton.gemm.products import Product, transposed
 from triplan.backends.triton.gemm.split_k import Split, padded_columns, pieces_bytes, sum_launch, sum_us
 from triplan.backends.triton.gemm.tile_shapes import Tile, programs_of
 from triplan.backends.triton.gemm.tma import ACTIVATIONS
-from triplan.descriptors import Operand
+from triplan.descriptors import GemmDescriptor, Operand
 from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import ArchSku, MathPrecision, Support, Target
 from triplan.sku.facts import fact
 
 #: Tiles of 8 rows by 16 columns for each thread, or of 16 by 8 for few columns. 255 registers a thread leave a
-#: multiprocessor 8 warps. The last is for at most 32 columns: rows of A would take more registers than there are.
+#: multiprocessor 8 warps. The last is for at most 32 columns of a column-major A: rows of A take longer in it than
+#: in half a tile of 64 columns. From runs on an H200 that are not published.
 TILES = (
     Tile(128, 256, 16, 8, 3),
     Tile(128, 128, 16, 4, 3),
@@ -45,6 +47,12 @@ TILES = (
 )
 #: Columns of the narrowest tile.
 LEAST_N = 32
+#: Rows of C from which on it is computed as its transpose: fewer leave half of the narrowest tile empty, and other
+#: kernels have tiles of 16 rows, which are faster. From a run on an H200 that is not published.
+LEAST_TURNED_M = 17
+#: k from which on a C of few rows is computed so: a shorter one takes less time than writing C, whose rows are then
+#: columns. Untuned.
+LEAST_TURNED_K = 512
 #: Columns of C for a warp at most.
 WARP_N = 128
 #: Warps that a multiprocessor holds.
@@ -64,16 +72,18 @@ SINGLE = 1.06
 #: Factor on it in tiles of few columns, which load more of A; and where its rows are loaded one element at a time. From
 #: products of 33 and 73 columns on an H100.
 NARROW, NARROW_SINGLE = 1.1, 1.4
+#: The same where single elements of its rows are copied. From a run on an H200 that is not published.
+NARROW_COPIED = 1.2
 #: Bytes of partial sums per microsecond where their rows begin at any element, or those of a C without unit stride:
 #: they are written one at a time.
 SINGLE_BYTES_PER_US = 1e6
 #: Factor on FMAs in tiles of 128 by 128 for a row-major A: tiles of 64 rows begin sooner. From runs on an H200 that are
 #: not published.
 TALL_ROWS = 1.03
-#: Waves up to which that factor counts. From the same runs.
+#: Waves up to which that factor counts, if A passes through registers. From the same runs.
 TALL_ROWS_WAVES = 2
-#: A column-major A whose rows begin anywhere is copied if that takes at most such a part of the FMAs' time: loads in
-#: vectors save more, and let the widest tile be taken. From a run on an H200 that is not published.
+#: A factor along C whose rows begin anywhere is copied if that takes at most such a part of the FMAs' time: loads in
+#: vectors save more, and let the widest tile be taken. From a run on an H200 that is not published, of A.
 COPIED_SHARE = 0.02
 #: Multiprocessors on which that time is estimated: what is copied must not depend on the target. Those of an H200.
 COPIED_SMS = 132
@@ -82,15 +92,36 @@ NEAR = 1.005
 
 
 @fact
+def turned(desc: MatrixProductDescriptor) -> Product | None:
+    """The transposed product, where C has few rows: they are few columns then, which have a narrow tile."""
+    plain = isinstance(desc, GemmDescriptor) and not (desc.has_bias or desc.reads_c0 or desc.saves_pre)
+    few = LEAST_TURNED_M <= desc.m <= LEAST_N < desc.n and desc.k >= LEAST_TURNED_K
+    return transposed(desc) if isinstance(desc, GemmDescriptor) and plain and few else None
+
+
+def as_multiplied(desc: MatrixProductDescriptor) -> MatrixProductDescriptor:
+    """The problem, or the transposed one."""
+    product = turned(desc)
+    return desc if product is None else product.desc
+
+
+@fact
 def moved(desc: MatrixProductDescriptor) -> tuple[MatrixCopy, ...]:
-    """The factors that are copied: an A without unit stride, a B that is not row-major, and a column-major A whose rows
-    begin anywhere, if it is small beside the product."""
+    """The factors that are copied: an A without unit stride, a B that is not row-major, and one that lies along C and
+    whose rows begin anywhere, if it is small beside the product."""
     a, b = desc.operand("a"), desc.operand("b")
     found = (MatrixCopy(a, 1),) if unit_axis(a) is None else ()
-    if unit_axis(a) == 0 and is_elementwise(a):
-        copy, fmas_us = MatrixCopy(a, 0), 2e-6 * a.numel * desc.n * WIDE_MFLOP_US / COPIED_SMS
-        found = (copy,) if copy.cost_us <= COPIED_SHARE * fmas_us else ()
-    return found if is_row_major(b) else (*found, MatrixCopy(b, 1))
+    if unit_axis(a) == 0 and is_elementwise(a) and _is_small(a, desc.n):
+        found = (MatrixCopy(a, 0),)
+    if not is_row_major(b) or (is_elementwise(b) and _is_small(b, desc.m)):
+        return (*found, MatrixCopy(b, 1))
+    return found
+
+
+def _is_small(o: Operand, others: int) -> bool:
+    """Whether a factor, whose elements are each multiplied by ``others`` elements, is small beside the product."""
+    fmas_us = 2e-6 * o.numel * others * WIDE_MFLOP_US / COPIED_SMS
+    return MatrixCopy(o, unit_axis(o) or 0).cost_us <= COPIED_SHARE * fmas_us
 
 
 @fact
@@ -110,6 +141,14 @@ def _factors(desc: MatrixProductDescriptor) -> tuple[Operand, Operand]:
 def _vector(o: Operand) -> int:
     """Elements of a load."""
     return 1 if is_elementwise(o) else vector_elements(o.element.itemsize)
+
+
+def _is_held(a: Operand, b: Operand) -> bool:
+    """Whether a row-major A passes through registers.
+
+    It takes less time to copy single elements, but their addresses and those of single elements of B would spill.
+    """
+    return is_row_major(a) and (_vector(a) > 1 or _vector(b) == 1)
 
 
 def _stores_singly(desc: MatrixProductDescriptor) -> bool:
@@ -141,6 +180,8 @@ def launches(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
     """Copies, ``fma_kernel``, and the sums of its pieces; nothing for an empty C."""
     if desc.operand("c").numel == 0:
         return []
+    if (product := turned(desc)) is not None:
+        return [product.on_operands(x) for x in launches(product.desc, split)]
     return copies.around(moved(desc), _on_lines(desc, split))
 
 
@@ -187,6 +228,7 @@ def _on_lines(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
             "A_VECTOR": _vector(a),
             "B_VECTOR": b_vector,
             "A_ROWS": is_row_major(a),
+            "A_HELD": _is_held(a, b),
             "C_SINGLE": tile.n >= WARP_N and _stores_singly(result),
             "ACTIVATION": ACTIVATIONS[result.activation],
         },
@@ -199,16 +241,19 @@ def _on_lines(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
 
 def fma_us(desc: MatrixProductDescriptor, split: Split, target: Target) -> float:
     """Estimated microseconds."""
+    desc = as_multiplied(desc)
     tile, pieces = split.tile, split.count(desc.k)
     resident = RESIDENT_WARPS // tile.warps
     waves = -(-pieces * programs_of(desc, tile) // _slots(tile, target))
     rate = WIDE_MFLOP_US if resident == 1 else MFLOP_US
     a, b = _factors(desc)
     slower = SINGLE ** sum(_vector(o) == 1 for o in (a, b))
-    if is_row_major(a) and (tile.m, tile.n) == (128, 128) and waves <= TALL_ROWS_WAVES:
+    copied = is_row_major(a) and not _is_held(a, b)
+    if is_row_major(a) and (tile.m, tile.n) == (128, 128) and (waves <= TALL_ROWS_WAVES or copied):
         slower *= TALL_ROWS
     if tile.n < WARP_N:
-        slower *= NARROW_SINGLE if _vector(a) == 1 and is_row_major(a) else NARROW
+        single = NARROW_COPIED if copied else NARROW_SINGLE
+        slower *= single if _vector(a) == 1 and is_row_major(a) else NARROW
     computed = waves * resident * 2e-6 * tile.m * tile.n * split.depth(desc.k) * rate * slower
     found = FIXED_US + computed + max(waves - 1, 0) * BETWEEN_US + sum(copy.cost_us for copy in moved(desc))
     if _is_summed(desc, split):
@@ -235,9 +280,9 @@ def _pieces(desc: MatrixProductDescriptor, tile: Tile, target: Target) -> list[i
 def splits_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Split, ...]:
     """Every tile with every number of pieces that suits it."""
     # The addresses and masks of single elements spill in the widest tile.
-    a, b = _factors(desc)
-    single = _vector(a) == 1 or _vector(b) == 1
-    tall = desc.n <= LEAST_N and unit_axis(a) == 0
+    desc = as_multiplied(desc)
+    single = any(_vector(o) == 1 for o in _factors(desc))
+    tall = desc.n <= LEAST_N and unit_axis(desc.operand("a")) == 0
     tiles = [t for t in TILES if (not single or t.warps < RESIDENT_WARPS) and (tall or t.n > LEAST_N)]
     return tuple(Split(t, p) for t in tiles for p in _pieces(desc, t, target))
 
@@ -259,9 +304,10 @@ def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
         return Support.no(f"multiplies as {desc.multiplicands}, not as f32")
     if desc.k == 0:
         return Support.no("k is 0: there is nothing to multiply")
-    if max(desc.m, desc.n, desc.k, MOST_PIECES * max(programs_of(desc, t) for t in TILES)) >= I32_COUNTER_LIMIT:
+    programs = max(programs_of(as_multiplied(desc), t) for t in TILES)
+    if max(desc.m, desc.n, desc.k, MOST_PIECES * programs) >= I32_COUNTER_LIMIT:
         return Support.no("extents and programs are counted in 31 bits")
-    return copies.counted(moved(desc))
+    return copies.counted(moved(as_multiplied(desc)))
 
 
 def rank(desc: MatrixProductDescriptor, target: Target) -> float:
@@ -277,6 +323,7 @@ def workspace(desc: MatrixProductDescriptor, target: Target) -> int:
 def workspace_with(desc: MatrixProductDescriptor, split: Split) -> int:
     if desc.operand("c").numel == 0:
         return 0
+    desc = as_multiplied(desc)
     return copies.workspace_bytes(moved(desc)) + _partial_bytes(desc, split)
 
 
@@ -294,7 +341,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="fma",
-        version=4,
+        version=5,
         elements=("f32",),
         archs=(ArchSku.SM90A,),
         features=("gluon",),

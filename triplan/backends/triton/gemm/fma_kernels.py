@@ -29,11 +29,11 @@ def load_rows(factors, left):
 
 
 @gluon.jit
-def start_copies(factors, ring, slot, left, A_ROWS: gl.constexpr):
-    """Start to copy the blocks of that step into ``slot`` of the ring, but rows of A (A_ROWS)."""
+def start_copies(factors, ring, slot, left, A_HELD: gl.constexpr):
+    """Start to copy the blocks of that step into ``slot`` of the ring; not of an A that passes through registers."""
     a_at, b_at, a_in, b_in, a_depth, b_depth = factors
     sa, sb = ring
-    if not A_ROWS:
+    if not A_HELD:
         copy_block(sa.index(slot), a_at, mask=a_in & (a_depth < left))
     copy_block(sb.index(slot), b_at, mask=b_in & (b_depth < left))
     copies_committed()
@@ -89,6 +89,7 @@ def fma_kernel(
     WARPS_M: gl.constexpr,
     WARPS_N: gl.constexpr,
     A_ROWS: gl.constexpr,
+    A_HELD: gl.constexpr,
     A_VECTOR: gl.constexpr,
     B_VECTOR: gl.constexpr,
     C_SINGLE: gl.constexpr,
@@ -98,11 +99,12 @@ def fma_kernel(
 ):
     """c = act(alpha * a @ b + beta * c0 + bias), one tile (BLOCK_M, BLOCK_N) per program.
 
-    The operands are those of ``tiles_kernel``; A is row-major (A_ROWS) or column-major, B row-major, read in vectors of
-    A_VECTOR and B_VECTOR elements; C_SINGLE: rows of c begin at any element. ``a_rows`` and ``b_columns`` are those
-    of the factors, or None if they are m and n: a copy has zeros behind its rows, and so have partial sums. With
-    ``depth`` (else None) k is cut into pieces of that extent, and c (pieces, products, m, n) is packed, ``c_batch``
-    elements from one matrix to the next: partial sums. ``products`` is None without a batch.
+    The operands are those of ``tiles_kernel``; A is row-major (A_ROWS; with A_HELD it passes through registers) or
+    column-major, B row-major, read in vectors of A_VECTOR and B_VECTOR elements; C_SINGLE: rows of c begin at any
+    element. ``a_rows`` and ``b_columns`` are those of the factors, or None if they are m and n: a copy has zeros
+    behind its rows, and so have partial sums. With ``depth`` (else None) k is cut into pieces of that extent, and c
+    (pieces, products, m, n) is packed, ``c_batch`` elements from one matrix to the next: partial sums. ``products``
+    is None without a batch.
 
     A thread accumulates as many elements as registers hold, 8 rows by 16 columns or 16 by 8: for 128 FMAs, 24 elements
     come from shared memory, which passes 32 a clock to all warps of a multiprocessor.
@@ -115,9 +117,12 @@ def fma_kernel(
     # 32 columns, eight down and four across, which read two rows of A and 64 bytes of B.
     across: gl.constexpr = 8 if BLOCK_N >= 64 else 4
     layout: gl.constexpr = gl.BlockedLayout([4, 4], [32 // across, across], [WARPS_M, WARPS_N], [1, 0])
-    # Rows of A pass through registers into columns. Each thread has 4 of 16 elements of a row; where registers are few
+    # Rows of A become columns. Through registers, each thread has 4 of 16 elements of a row; where registers are few
     # (elements are loaded one by one, or a warp has 64 rows), more of one row, which has one address.
-    if A_ROWS and A_VECTOR * B_VECTOR == 16 and BLOCK_M == 32 * WARPS_M:
+    if A_ROWS and not A_HELD:
+        # The more threads along a row, the more share a sector of memory, and the more a bank of shared memory.
+        a_copies: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [WARPS, 1], [1, 0])
+    elif A_ROWS and A_VECTOR * B_VECTOR == 16 and BLOCK_M == 32 * WARPS_M:
         a_copies: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [WARPS, 1], [1, 0])
     elif A_ROWS:
         a_copies: gl.constexpr = gl.BlockedLayout([1, BLOCK_K // WARPS_N], [32, 1], [WARPS_M, WARPS_N], [1, 0])
@@ -169,8 +174,8 @@ def fma_kernel(
     b_in = (column < (n if b_columns is None else b_columns))[None, :]
     for i in gl.static_range(STAGES - 1):
         factors = (a_at, b_at, a_in, b_in, a_depth, b_depth)
-        start_copies(factors, (sa, sb), i, left - i * BLOCK_K, A_ROWS)
-        if A_ROWS:
+        start_copies(factors, (sa, sb), i, left - i * BLOCK_K, A_HELD)
+        if A_HELD:
             sa.index(i).store(load_rows(factors, left - i * BLOCK_K))
         a_at += BLOCK_K * ak
         b_at += BLOCK_K * bk
@@ -183,13 +188,13 @@ def fma_kernel(
         thread_barrier()
         factors = (a_at, b_at, a_in, b_in, a_depth, b_depth)
         ahead = left - start - (STAGES - 1) * BLOCK_K
-        if A_ROWS:
+        if A_HELD:
             rows = load_rows(factors, ahead)
-        start_copies(factors, (sa, sb), free, ahead, A_ROWS)
+        start_copies(factors, (sa, sb), free, ahead, A_HELD)
         a_at += BLOCK_K * ak
         b_at += BLOCK_K * bk
         acc = multiply_step(acc, sa.index(slot), sb.index(slot), layout)
-        if A_ROWS:
+        if A_HELD:
             sa.index(free).store(rows)
         free = slot
         slot = gl.where(slot + 1 == STAGES, 0, slot + 1)

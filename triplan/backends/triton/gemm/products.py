@@ -72,6 +72,13 @@ def _transposed(o: Operand) -> Layout:
     )
 
 
+def transposed(desc: GemmDescriptor) -> Product:
+    """c.T = b.T @ a.T, for a product whose epilogue is an activation."""
+    views = {"a": View(desc.operand("b"), True), "b": View(desc.operand("a"), True), "c": View(desc.operand("c"), True)}
+    layouts = tuple((name, view.layout) for name, view in views.items())
+    return Product(desc.replace(m=desc.n, n=desc.m, layouts=layouts), views)
+
+
 def _product(desc: GemmBackwardDescriptor, a: View, b: View, result: Operand) -> Product:
     """``result = a @ b``. A column-major result is computed as its transpose, b.T @ a.T: kernels then write rows."""
     c = View(result, unit_axis(result) == 0)

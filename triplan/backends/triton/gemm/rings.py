@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from triplan.backends.triton.common.meeting_kernels import EPOCH
 from triplan.backends.triton.gemm.arguments import GROUP_M
-from triplan.backends.triton.gemm.tile_costs import combined
+from triplan.backends.triton.gemm.tile_costs import activation_us, combined
 from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import Target
 from triplan.sku.facts import fact
@@ -130,6 +130,9 @@ RINGS = tuple(RATES)
 _RATES_OF_ANY_GROUP = {replace(ring, group=GROUP_M): rates for ring, rates in RATES.items()}
 #: Microseconds of a kernel outside its tiles, by whether it is specialised.
 FIXED_US = {True: 2.8, False: 1.52}
+#: Microseconds from one wave of tiles to the next where every program begins with an empty ring. Set by hand, from the
+#: tiles of 128 by 128 in the sweeps.
+REFILL_US = 1.0
 #: Exponent p of the p-norm that combines the limits; p → inf is max().
 LIMITS_POWER = 4.5
 #: Floating-point operations from which on a product is taken to reach the card's power limit by itself. Set by hand: at
@@ -208,7 +211,11 @@ def ring_us(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> float:
     """Estimated microseconds of one kernel."""
     batch, sms = math.prod(desc.lead), max(target.sm_count, 1)
     tiles = tiles_in(desc, ring)
-    compute = math.ceil(tiles / sms) * tile_us(ring, desc.k, min(tiles / sms, 1.0))
+    each = tile_us(ring, desc.k, min(tiles / sms, 1.0)) + activation_us(desc, ring.m * ring.n)
+    waves = math.ceil(tiles / sms)
+    compute = waves * each
+    if not ring.specialised:
+        compute += max(waves - 1, 0) * REFILL_US
     if ring.pingpong and is_short(desc):
         compute *= COOL_PINGPONG
     if lower(desc, ring) == 1:

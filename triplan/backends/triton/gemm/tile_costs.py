@@ -118,6 +118,9 @@ OTHER_REGISTERS_WORDS = 90
 #: Microseconds that a program of 8 warps takes longer for 1000 halves of C that vectors cannot write: nothing hides its
 #: epilogue. From runs on an H200 that are not published.
 LATE_WORDS_US = 0.1
+#: Microseconds that one multiprocessor takes for the error function of gelu of 1000 halves of C, which are many
+#: instructions. From products of k = 38 to 83 in ``bench/results/anywhere-gemm-*``.
+GELU_US = 0.2
 #: Bytes of shared memory that CUDA reserves for each block.
 RESERVED_SHARED_BYTES = 1024
 
@@ -176,6 +179,11 @@ def _fed_us(o: Operand, tile: Tile, extent: int, b_rows: bool, transposed: bool,
     return elements * (ELEMENTWISE_SHORT_US if short else each) / 1000 / elements_per_load(o)
 
 
+def activation_us(desc: MatrixProductDescriptor, elements: int) -> float:
+    """Microseconds that one multiprocessor takes for the activation of so many elements of C, beside writing them."""
+    return elements * GELU_US / 1000 if desc.activation == "gelu" and desc.element.itemsize == 2 else 0.0
+
+
 def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: int = 1) -> float:
     """Estimated microseconds of one kernel that multiplies in ``tile``, with k cut into ``pieces``."""
     itemsize, rows = desc.element.itemsize, is_row_major(desc.operand("b"))
@@ -208,6 +216,8 @@ def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: i
     along = tf32 and tile in TILES_TF32_ALONG and has_elementwise_access(desc)
     slower = max(ALONG_AT_ONCE[tile.n] / held, 1.0) if along else 1.0
     compute = waves * steps * (computed + fed) * slower
+    if pieces == 1:  # of pieces, another kernel writes C
+        compute += waves * activation_us(desc, tile.m * tile.n)
 
     requested = (min(tile.m, max(desc.m, 1)) + tile.n) * tile.k * itemsize
     latency = LATENCY_US + LATENCY_64K_US * requested / 2**16
@@ -218,7 +228,7 @@ def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: i
     results = desc.out.itemsize * desc.m * desc.n * (1 + desc.reads_c0 + desc.saves_pre)
     memory = math.prod(desc.lead) * (factors + results) / STREAM_BYTES_PER_US
     c = desc.operand("c")
-    if pieces == 1 and unit_axis(c) is None:  # of pieces, another kernel writes C
+    if pieces == 1 and unit_axis(c) is None:
         memory += c.nbytes / STRAY_BYTES_PER_US
 
     between = BETWEEN_PROGRAMS_SINGLE_US if _loads_single_halves(desc) else BETWEEN_PROGRAMS_US

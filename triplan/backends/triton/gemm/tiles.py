@@ -64,7 +64,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="tiles",
-        version=3,
+        version=4,
         elements=ELEMENTS,
         supports=supports,
         rank=rank,
