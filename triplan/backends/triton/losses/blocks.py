@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from triplan.backends.runtime.launch import Launch
+from triplan.backends.runtime.launch import Arg, Launch
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.tiles import Tile
@@ -34,6 +34,9 @@ class LossBlocks(LossEntry):
         """A tile of a block of a row, or of several where neighbouring rows are adjacent and there are enough."""
         return self.rows.block_tile(crosses=self.rows.lanes >= self.rows.neighbours)
 
+    def arguments(self) -> dict[str, Arg]:
+        return super().arguments() | self.rows.sizes(turned=self.rows.crossed)
+
     def idle(self) -> bool:
         return self.rows.count == 0  # rows of no classes have a status: their targets are bad
 
@@ -53,8 +56,11 @@ class CrossEntropyBlocks(LossBlocks, ops=CrossEntropyBackwardDescriptor.ops()):
     roundings = (24, 24)
 
     def find_tile(self) -> Tile:
-        tile = self.rows.whole_tile(2 * MOST // (4 if self.element is ElementKind.F64 else 1))
-        return self.block_tile() if tile is None or tile.block > MOST else tile
+        r = self.rows
+        tile = r.whole_tile(2 * MOST // (4 if self.element is ElementKind.F64 else 1))
+        # (One row of the operand in which neighbouring rows are adjacent has an element of each sector.)
+        apart = tile is not None and tile.rows < r.neighbours <= r.lanes and r.crossed
+        return self.block_tile() if tile is None or tile.block > MOST or apart else tile
 
     def numerics(self) -> str:
         """Elements are independent: neither tile nor layout changes them, but for the sum of the classes' weights."""

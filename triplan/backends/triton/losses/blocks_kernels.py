@@ -62,12 +62,16 @@ def cross_entropy_backward_kernel(
     scale = tl.where(kept, scale * load_dloss(dloss, row, inside, EACH, COMPUTE), 0.0)
     row_lse = tl.load(lse + row, mask=kept, other=0.0)
     col = (tl.program_id(0) % columns) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    read = kept
+    if ROWS > 1 and x_strides[1] is None:  # a vector has an element of each of several rows: no row can be left out
+        read = inside & (tl.max(kept.to(tl.int32), 0, keep_dims=True) > 0)
     v = tl.load(
         element_pointers(x, x_strides, outer, sizes, lane, col),
-        mask=kept & (col < n),
+        mask=read & (col < n),
         other=-float("inf"),
         eviction_policy="evict_first",
     ).to(COMPUTE)
+    v = tl.where(kept, v, -float("inf"))
     weights = load_weights(weight, col, col < n, COMPUTE) if SMOOTH else 0.0
     factor = scale * (target_weight + spread * weight_sum)
     g = gradient_of(v, col, label, weights, row_lse, factor, scale * target_weight, scale * spread, SMOOTH)

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from triplan.backends.runtime.launch import Launch
+from triplan.backends.runtime.launch import Arg, Launch
 from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.rows import FEW_WARPS_FROM
 from triplan.backends.triton.common.rows_entries import WholeRows
@@ -85,6 +85,9 @@ class ScaleRows(ScaleElements, ops=ScaleGradientDescriptor.ops()):
             return tile
         rows = max(GAPPED // tile.block, 1)
         return Tile(rows, tile.block, max(rows * tile.block // (32 * GAPPED_EACH), 1))
+
+    def arguments(self) -> dict[str, Arg]:
+        return super().arguments() | self.rows.sizes(turned=self.rows.crossed)
 
     def programs(self) -> int:
         return self.rows.programs(self.tile)
