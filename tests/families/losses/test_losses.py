@@ -246,7 +246,7 @@ def test_large_gradients_with_gaps_are_scaled(where: str, rows: int, n: int, in_
 @pytest.mark.parametrize("rows", [64, 35])
 @pytest.mark.parametrize("where", WHERE)
 def test_ignored_rows_of_transposed_logits_are_not_used(where: str, rows: int) -> None:
-    """A vector has an element of each of several rows: those that are ignored are read too. Some tiles have no other."""
+    """A vector has an element of each of several rows: ignored ones are read too. Some tiles have no other."""
     g = torch.Generator().manual_seed(0)
     x, label = torch.randn(130, rows, generator=g).T, torch.randint(0, 130, (rows,), generator=g)
     lse = x.logsumexp(1)

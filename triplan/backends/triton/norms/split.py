@@ -25,8 +25,8 @@ SINGLE_PER_US = ((2.5e5, 0.9e5), (4.2e5, 2.1e5))
 ODD_US = 1.5
 #: Elements of the longest row that does not take longer. From one drawn problem on an H200.
 SHORT_ROW = 128
-#: Microseconds of each launch after the first backward, of rows of at most SHORT_ROW elements. From drawn problems on an
-#: H200.
+#: Microseconds of each launch after the first backward, of rows of at most SHORT_ROW elements. From drawn problems on
+#: an H200.
 LATER_US = 0.5
 
 
