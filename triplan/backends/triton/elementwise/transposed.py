@@ -26,10 +26,10 @@ LONGEST = 512
 #: Time relative to ``flat`` of x + x.t() of 16384 x 16384 bf16, and microseconds in which threads exchange elements
 #: (fitted, as ACCESS_BYTES).
 SLOWDOWN, EXCHANGE_US = 1.04, 0.3
-#: Time of a masked-off lane, relative to one that moves elements. Untuned.
-IDLE = 0.3
+#: Time of a masked-off lane, relative to one that moves elements. (From drawn problems on an H200.)
+IDLE = 0.15
 #: What an access costs, as bytes that are moved besides: fitted to drawn problems on an H200.
-ACCESS_BYTES = 2
+ACCESS_BYTES = 0.5
 
 
 def _tile(desc: ElementwiseDescriptor, turned: int | None) -> tuple[int, int, int]:
