@@ -74,7 +74,8 @@ def pointwise_kernel(
     for k in tl.static_range(len(ones)):
         single = single + (tl.load(ones[k]),)
     count = shifted_count(rest, shift, CHUNK)
-    for i in range(0, count, BLOCK):
+    # A chunk has an element. Were that not known, addresses would be loaded behind a branch, when ``rest`` has come.
+    for i in range(0, tl.maximum(count, 1), BLOCK):
         # Alignment is tested on the addresses themselves, so that no table can promise a wrong one.
         if ((joined % 16) == 0) & (first + i >= shift) & (i + BLOCK <= count):
             whole = first + i + tl.arange(0, BLOCK)
