@@ -9,6 +9,8 @@ import triplan as tp
 from matrix import VECTORS, Build, Patterns, compiles, planned
 
 LAST = {"batch": 64 * 56 * 56, "channels": 256, "pixels": 1}
+#: Several pixels are one row, which begins at a vector; the last ones fill none.
+JOINED = {**LAST, "batch": 64 * 56 * 56 + 3, "channels": 211}
 FIRST = {"batch": 64, "channels": 256, "pixels": 56 * 56}
 ODD = {"batch": 64, "channels": 100, "pixels": 49}
 OPS = ("batch_norm", "batch_norm_backward")
@@ -19,10 +21,11 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
     for element in ("f16", "bf16", "f32", "f64"):
         yield cls(element=element, **LAST)
         yield cls(element=element, **FIRST)
+        yield cls(element=element, **JOINED)
     yield cls(element="bf16", **LAST, parameter_element="f32")
     yield cls(element="bf16", **LAST, training=False)
     yield cls(element="f32", **FIRST, training=False, weight=False, bias=False)
-    for sizes in (LAST, FIRST):
+    for sizes in (LAST, FIRST, JOINED):
         yield cls(element="bf16", **sizes, relu=True)
         yield cls(element="bf16", **sizes, relu=True, residual=True)
     odd = cls(element="bf16", **ODD, weight=False, bias=False)
@@ -44,7 +47,7 @@ def groups(op: str) -> Iterator[tp.Descriptor]:
 
 
 def asks(desc: Any, entry: str, name: str) -> Patterns:
-    reads = "merge" not in name and "fold" not in name and desc.channels == 256
+    reads = "merge" not in name and "fold" not in name and desc.channels in (256, 211)
     return ((VECTORS,) if reads else ()), ()
 
 

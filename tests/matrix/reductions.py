@@ -13,6 +13,8 @@ from matrix import VECTORS, Build, Patterns, compiles, planned
 
 A, B, C = (tp.expr.operand(name) for name in "abc")
 ROWS = (8192, 8192)
+#: Short lines of several points side by side.
+FLAT = (2**20, 2, 16)
 TYPES: dict[str, Any] = tp.descriptor_types()
 #: By op, the elements that it is compiled for: all where kernels differ by element, one or two elsewhere.
 ELEMENTS = {"sum": ("bf16", "f32", "f64", "i8", "i64"), "amax": ("bf16", "f32", "i8"), "max": ("f32", "bf16", "i64")}
@@ -35,6 +37,8 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
         yield make.replace(input_shape=(2**16, 40), layouts={"x": "strided"})
         yield make.replace(input_shape=(64, 300, 1001), reduce_axes=(0, 2))
         yield make.replace(input_shape=(64, 300, 1001), reduce_axes=(1,), layouts={"x": "strided"})  # a slice
+        if element == "f32":
+            yield make.replace(input_shape=FLAT, reduce_axes=(1,))
     if op == "sum":
         yield tp.ReduceDescriptor(op=op, element="bf16", input_shape=(3, 2**31), reduce_axes=(1,))
         yield tp.ReduceDescriptor(op=op, element="bf16", input_shape=(2**31, 3), reduce_axes=(1,))
@@ -68,7 +72,7 @@ def expressions(op: str) -> Iterator[tp.Descriptor]:
 
 
 def asks(desc: Any, entry: str, name: str) -> Patterns:
-    whole = name == "reduce_kernel" and desc.input_shape == ROWS
+    whole = name == "reduce_kernel" and desc.input_shape in (ROWS, FLAT)
     return ((VECTORS,) if whole else (), ())
 
 

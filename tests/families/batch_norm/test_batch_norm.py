@@ -264,6 +264,19 @@ def test_parts_and_tiles(
     check_channels(op, fields, where, kernel, sizes)
 
 
+@pytest.mark.parametrize("rest", [0, 3])
+@pytest.mark.parametrize(("where", "kernel"), places("channels"))
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"training": False, "bias": False}, {"relu": True, "residual": True}],
+    ids=["", "running", "added"],
+)
+@pytest.mark.parametrize("op", OPS[:2])
+def test_several_pixels_a_row(op: str, fields: dict[str, Any], where: str, kernel: str | None, rest: int) -> None:
+    """Pixels of odd channels, of which four begin at a vector; the last fill no row."""
+    check_channels(op, fields, where, kernel, (2176 + rest, 515, 1))
+
+
 def check_channels(op: str, fields: dict[str, Any], where: str, kernel: str | None, sizes: tuple[int, ...]) -> None:
     batch, channels, pixels = sizes
     desc = tp.descriptor_types()[op](batch=batch, channels=channels, pixels=pixels, element="f32", **fields)

@@ -229,6 +229,13 @@ def test_every_geometry(where: str, geometry: Any, root: str) -> None:
 
 
 @pytest.mark.parametrize("where", WHERE)
+def test_short_lines_of_several_points(where: str) -> None:
+    for layouts in ({}, {"out": "strided"}):
+        desc = described("sum_expression", "squares", (4101, 3, 8), (1,), (3, 8), **layouts)
+        assert check_plan(tp.plan(desc, target=target(where)), runs=1).compared
+
+
+@pytest.mark.parametrize("where", WHERE)
 def test_operands_with_gaps(where: str) -> None:
     for shape, axes in (((6, 7), (0, 1)), ((9, 1, 3), (1,)), ((40, 30), (0,)), ((40, 30), (1,))):
         for layouts in ({"x": "strided"}, {"y": "strided", "out": "strided"}, {"x": tp.Layout.strided(unit_axis=0)}):

@@ -300,6 +300,9 @@ GEOMETRIES: tuple[Any, ...] = (
     ((9, 1, 3), (1,), {"x": "strided", "out": "strided"}),
     ((3, 690, 17), (1,), {"x": "strided"}),
     ((4, 6), (), {}),
+    # Short lines of several points side by side.
+    ((4101, 3, 8), (1,), {}),
+    ((4101, 2, 8), (1,), {"out": "strided"}),
 )
 
 

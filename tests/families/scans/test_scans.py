@@ -132,6 +132,17 @@ def test_gaps_beside_adjacent_rows(where: str, x: str, out: str) -> None:
         assert check_plan(plan, runs=1, passes=("unit",)).compared
 
 
+@pytest.mark.parametrize(("op", "element", "reverse"), [("cumsum", "i64", False), ("cumprod", "f32", True)])
+@pytest.mark.parametrize("where", WHERE)
+def test_few_long_rows_whose_results_lie_across(where: str, op: Any, element: Any, reverse: bool) -> None:
+    for shape in ((2, 11, 8301), (1, 9, 8448)):
+        desc = tp.ScanDescriptor(op=op, input_shape=shape, scan_axis=2, element=element, reverse=reverse)
+        desc = desc.replace(layouts={"out": tp.Layout.strided(unit_axis=1)})
+        plan = tp.plan(desc, target=target(where), kernel="split")
+        assert plan.launches[0].constexprs["ROWS"] == plan.launches[2].constexprs["ROWS"] > 1
+        assert check_plan(plan, runs=1, passes=("unit",)).compared
+
+
 def test_the_same_element_of_the_same_row_whatever_the_batch() -> None:
     strict = tp.PlanPreference(batch_invariant=True)
     for n in (100, 10_000, 100_000):

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from triplan.backends.runtime.launch import Arg, Float, Int, Launch, Scalar, Scratch
+from triplan.backends.runtime.launch import Arg, Float, Int, Launch, Scalar, Scratch, power_of_two_in
 from triplan.backends.table import kernel
-from triplan.backends.triton.batch_norm import channels_kernels as kernels
+from triplan.backends.triton.batch_norm import channels_kernels as kernels, merge_kernels
 from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.offsets import TL, ceil_power, layout, padded_bytes, values
 from triplan.backends.triton.common.strides import count, moving_strides, row_tile
@@ -38,6 +38,9 @@ MOST_PARTS = 512
 #: Tiles of a program that writes results: it reads what belongs to its channels once. Fewer where programs would not
 #: be as many as APPLY_PROGRAMS. Untuned.
 APPLY_TILES, APPLY_PROGRAMS = 4, 1056
+#: Idle lanes at most, as a part of all, where several pixels of all channels are one row (see ``joined``); and the
+#: smallest part of a block that channels must fill for it: of fewer, partial sums are many. Untuned.
+JOINED_IDLE, JOINED_LEAST = 0.1, 1 / 3
 #: Partial sums and channels that a program merges at a time, and warps. Untuned.
 MERGE_PARTS, MERGE_CHANNELS, MERGE_WARPS = 256, 16, 8
 #: torch's default.
@@ -54,6 +57,8 @@ class Geometry(NamedTuple):
         blocks, across: blocks of columns in all, and of one channel (1 with ``last``).
         groups: tiles along the rows.
         each, parts: tiles that a summing program walks, and how many such share a block of columns.
+        pixels: how many pixels are one row, whose columns are the elements of all their channels; else 1. ``across`` is
+            that number, too: each of these pixels has partial sums of its own.
     """
 
     last: bool
@@ -66,6 +71,7 @@ class Geometry(NamedTuple):
     groups: int
     each: int
     parts: int
+    pixels: int = 1
 
     @property
     def partials(self) -> int:
@@ -83,7 +89,8 @@ class Geometry(NamedTuple):
         """Additions on the path of a term of a sum: of a place, within a thread and between threads, of a merge."""
         parts, warps = self.merging
         tile = self.height * self.block // (32 * self.warps) + 12
-        return self.each + tile + -(-self.partials // parts) + parts * MERGE_CHANNELS // (32 * warps) + 12
+        each = self.each + (self.pixels > 1)
+        return each + tile + -(-self.partials // parts) + parts * MERGE_CHANNELS // (32 * warps) + 12
 
 
 @fact
@@ -105,9 +112,43 @@ def geometry(desc: ImagesProblem) -> Geometry:
     across = 1 if last else -(-desc.pixels // block)
     blocks = -(-desc.channels // block) if last else desc.channels * across
     groups = -(-rows // height)
+    each, parts = divided(desc, groups, blocks)
+    return Geometry(last, rows, height, block, warps, blocks, across, groups, each, parts)
+
+
+def divided(desc: ImagesProblem, groups: int, blocks: int) -> tuple[int, int]:
+    """(tiles that a summing program walks, programs that share a block of columns)."""
     programs = PROGRAMS_FORWARD if isinstance(desc, BatchNormDescriptor) else PROGRAMS_BACKWARD
     each = -(-groups // min(max(programs // max(blocks, 1), 1), MOST_PARTS))
-    return Geometry(last, rows, height, block, warps, blocks, across, groups, each, -(-groups // each))
+    return each, -(-groups // each)
+
+
+@fact
+def joined(desc: BatchNormProblem) -> Geometry:
+    """``geometry``; but where channels are adjacent and do not fill whole vectors, several pixels are one row, which
+    does: row r of images [rows, channels] begins between two vectors, those of [rows / 8, 8 * channels] do not."""
+    found, images = geometry(desc), [o for o in desc.operands() if len(o.shape) == 3]
+    aligned = min(16, *(o.alignment for o in images)) // desc.element.itemsize
+    vector = max(aligned // power_of_two_in(max(desc.channels, 1)), 1)
+    width = CHANNEL_BYTES // desc.element.itemsize
+    few = desc.channels < max(JOINED_LEAST * width, 2)
+    if desc.pixels > 1 or vector == 1 or few or not all(o.layout.packed for o in images):
+        return found
+
+    def blocks(pixels: int) -> int:
+        return -(-pixels * desc.channels // width)
+
+    pixels = vector
+    while pixels * desc.channels < (1 - JOINED_IDLE) * blocks(pixels) * width:
+        pixels += vector
+    rows, height = found.rows // pixels, TILE_BYTES // desc.element.itemsize // width
+    groups = -(-rows // height)
+    if groups < 2:
+        return found
+    each, parts = divided(desc, groups, blocks(pixels))
+    if each < 2:  # few rows are already many programs'
+        return found
+    return Geometry(True, rows, height, width, WARPS, blocks(pixels), pixels, groups, each, parts, pixels)
 
 
 def supports(desc: BatchNormProblem, target: Target) -> Support:
@@ -127,16 +168,17 @@ def rank(desc: BatchNormProblem, target: Target) -> float:
     return card.LAUNCH_US * (3 if desc.sums else 1) + (once + again) / card.BYTES_PER_US
 
 
-def array(desc: ImagesProblem) -> int:
+def array(desc: ImagesProblem, found: Geometry) -> int:
     """Bytes of the partial sums of one kind."""
-    return padded_bytes(geometry(desc).partials * desc.channels * desc.element.compute.itemsize)
+    return padded_bytes(found.partials * desc.channels * desc.element.compute.itemsize)
 
 
 def workspace(desc: BatchNormProblem, target: Target) -> int:
     if not desc.sums or not desc.channels:
         return 0
     means = isinstance(desc, BatchNormBackwardDescriptor) and desc.training
-    return 2 * (array(desc) + (padded_bytes(desc.channels * desc.element.compute.itemsize) if means else 0))
+    width = padded_bytes(desc.channels * desc.element.compute.itemsize)
+    return 2 * (array(desc, joined(desc)) + (width if means else 0))
 
 
 def guarantee(desc: BatchNormProblem) -> Mapping[str, PrecisionGuarantee]:
@@ -144,7 +186,7 @@ def guarantee(desc: BatchNormProblem) -> Mapping[str, PrecisionGuarantee]:
     are of deviations from those; both are merged by their depth. *Sums*: one rounding an addition. Products, quotients
     and the root come once. Without sums an element depends on its channel's numbers alone.
     """
-    return channels_guarantee(desc, geometry(desc).depth)
+    return channels_guarantee(desc, joined(desc).depth)
 
 
 def channels_guarantee(desc: BatchNormProblem, depth: int) -> Mapping[str, PrecisionGuarantee]:
@@ -170,12 +212,18 @@ def numerics(desc: BatchNormProblem) -> str | None:
     return f"{found}.{desc.eps!r}" if isinstance(desc, BatchNormDescriptor) else found
 
 
-def arguments(desc: ImagesProblem) -> dict[str, Arg]:
+def arguments(desc: ImagesProblem, found: Geometry) -> dict[str, Arg]:
     """What the kernels take of operands and geometry."""
-    found, compute, own = geometry(desc), desc.element.compute, {o.name: o for o in desc.operands()}
+    compute, own = desc.element.compute, {o.name: o for o in desc.operands()}
+    columns = found.pixels * desc.channels
+    rest = desc.batch % found.pixels
     given: dict[str, Arg] = {
         "rows": Int(found.rows),
-        "channels": count(desc.channels),
+        "channels": count(columns),
+        "own": Int(desc.channels) if found.pixels > 1 else None,
+        "rest": Int(rest * desc.channels) if rest else None,
+        "full": Int(found.rows),
+        "more": Int(rest) if found.pixels > 1 else None,
         "pixels": count(1 if found.last else desc.pixels),
         "inner": Int(desc.pixels) if found.last and desc.pixels > 1 else None,
         "blocks": Int(found.blocks),
@@ -190,6 +238,9 @@ def arguments(desc: ImagesProblem) -> dict[str, Arg]:
         if o.is_tensor:
             given[o.name] = values(o)
             given[f"{o.name}_strides"] = moving_strides(o)
+            if found.pixels > 1 and len(o.shape) == 3:
+                _, *inner = moving_strides(o)
+                given[f"{o.name}_strides"] = (Int(columns, True, power_of_two_in(columns)), *inner)
     return given
 
 
@@ -201,35 +252,37 @@ def launch(which: Any, programs: int, given: Mapping[str, Arg], warps: int, **co
     return replace(Launch(which, programs, args, taken, warps, fuses=False), overlaps=True)
 
 
-def summing(desc: ImagesProblem, which: Any, merge: Any, given: Mapping[str, Arg]) -> list[Launch]:
+def summing(desc: ImagesProblem, found: Geometry, which: Any, merge: Any, given: Mapping[str, Arg]) -> list[Launch]:
     """The launches that sum parts of each channel and merge them."""
-    found, acc = geometry(desc), TL[desc.element.compute]
+    acc = TL[desc.element.compute]
     parts, warps = found.merging
+    alone = {"rows": Int(desc.batch), "channels": count(desc.channels)} if found.pixels > 1 else {}
     own = {**given, "each": Int(found.each)}
     tile = {"LAST": found.last, "COMPUTE": acc, "ROWS": found.height, "BLOCK": found.block}
     merging = {"COMPUTE": acc, "PARTS": parts, "BLOCK": MERGE_CHANNELS}
     return [
         launch(which, found.blocks * found.parts, own, found.warps, **tile),
-        launch(merge, -(-desc.channels // MERGE_CHANNELS), given, warps, **merging),
+        launch(merge, -(-desc.channels // MERGE_CHANNELS), {**given, **alone}, warps, **merging),
     ]
 
 
 def build(desc: BatchNormProblem, target: Target) -> list[Launch]:
     if desc.channels == 0:
         return []
-    found, compute, given = geometry(desc), desc.element.compute, arguments(desc)
+    found, compute = joined(desc), desc.element.compute
+    given = arguments(desc, found)
     back = isinstance(desc, BatchNormBackwardDescriptor)
     launches = []
     if desc.sums:
         stored = ("totals", "projections") if back else ("means", "squares")
-        given |= {name: Scratch(i * array(desc), compute) for i, name in enumerate(stored)}
+        given |= {name: Scratch(i * array(desc, found), compute) for i, name in enumerate(stored)}
         if back and desc.training:
             width = padded_bytes(desc.channels * compute.itemsize)
             means = ("total", "projection")
-            given |= {name: Scratch(2 * array(desc) + i * width, compute) for i, name in enumerate(means)}
+            given |= {name: Scratch(2 * array(desc, found) + i * width, compute) for i, name in enumerate(means)}
         which = kernels.batch_norm_sums_kernel if back else kernels.batch_norm_statistics_kernel
-        merge = kernels.batch_norm_fold_kernel if back else kernels.batch_norm_merge_kernel
-        launches = summing(desc, which, merge, given)
+        merge = merge_kernels.batch_norm_fold_kernel if back else merge_kernels.batch_norm_merge_kernel
+        launches = summing(desc, found, which, merge, given)
         # The merge has written what running statistics would give.
         given |= {"running_mean": None, "running_var": None}
         if desc.residual and back:  # dout, as it is passed on, lies there
@@ -252,5 +305,6 @@ for _cls in (BatchNormDescriptor, BatchNormBackwardDescriptor):
             guarantee=guarantee,
             numerics=numerics,
             workspace=workspace,
+            version=2,  # several pixels of channels that do not fill vectors are one row
             layout=layout,
         )(build)

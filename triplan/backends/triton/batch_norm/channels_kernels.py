@@ -8,7 +8,9 @@
 Images are (batch, channels, pixels) of f16, bf16, f32 or f64, with strides in this order, None for 1. A tile has ROWS
 *rows* and BLOCK *columns*. With LAST, where channels are adjacent, columns are channels, and rows the pixels of all
 images, ``inner`` of each (None: one); ``pixels`` is 1 then. Otherwise columns are pixels of one channel, rows images.
-Programs walk ``each`` tiles of one block of columns; there are ``blocks`` blocks. Partial results are [parts, channels]
+Programs walk ``each`` tiles of one block of columns; there are ``blocks`` blocks. With ``own``, rows are several pixels
+of ``own`` channels each: all of their elements are columns, which ``channels`` counts, and ``rest`` those of the last
+pixels, which fill no row (None: there are none). Partial results are [parts, channels]
 of COMPUTE, which is f32, or f64 for f64. No atomics: every order is fixed.
 """
 
@@ -56,6 +58,12 @@ def place(base, strides, row, channel, pixel, inner):
 
 
 @jit
+def own_of(channel, own):
+    """The channel of a column: see ``own`` above."""
+    return channel if own is None else channel % own
+
+
+@jit
 def is_along(strides, inner):
     """Whether consecutive threads need not be told to access columns: the compiler knows that these are contiguous, or
     rows are pixels, which are likely nearer to each other than channels."""
@@ -86,6 +94,16 @@ def of_channel(v, LAST: tl.constexpr):
 
 
 @jit
+def rest_of(rows, channel, rest, ROWS: tl.constexpr):
+    """(rows, mask) of a tile that has the last pixels, beyond ``rows``, in its first row.
+
+    They have a tile of their own: their mask would narrow the loads of all others.
+    """
+    row = rows + tl.arange(0, ROWS)[:, None]
+    return row, (row == rows) & (channel < rest)
+
+
+@jit
 def step_of(a, b, v, inverse):
     """(mean, sum of squared deviations) of each place of a tile with one more element ``v``; inverse: 1 / their number
     (Welford 1962, "Note on a method for calculating corrected sums of squares and products")."""
@@ -106,6 +124,7 @@ def batch_norm_statistics_kernel(
     inner,
     each,
     blocks,
+    rest,
     LAST: tl.constexpr,
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -135,6 +154,15 @@ def batch_norm_statistics_kernel(
         a, b = tl.where(inside, c, a), tl.where(inside, d, b)
     count = (whole + inside.to(tl.int32)).to(COMPUTE)
     total = tl.full((), length, COMPUTE)
+    if rest is not None:
+        beyond, more = rest_of(rows, channel, rest, ROWS)
+        is_last = (part + 1) * each * ROWS >= rows
+        if is_last:
+            v = read(x, x_strides, beyond, channel, pixel, inner, more).to(COMPUTE)
+            c, d = step_of(a, b, v, 1.0 / (count + 1.0))
+            a, b = tl.where(more, c, a), tl.where(more, d, b)
+        count += (more & is_last).to(COMPUTE)
+        total += ((channel < rest) & is_last).to(COMPUTE)
     if not LAST:
         count = tl.where(live, count, 0.0)
         total = total * tl.minimum(pixels - beside * BLOCK, BLOCK).to(COMPUTE)
@@ -149,78 +177,22 @@ def batch_norm_statistics_kernel(
 
 
 @jit
-def next_of(running, next, channel, exists, statistic, momentum):
-    """next = (1 - momentum) * running + momentum * statistic."""
-    old = tl.load(running + channel, mask=exists, other=0.0).to(statistic.dtype)
-    new = old * (1.0 - momentum) + statistic * momentum
-    tl.store(next + channel, new.to(next.dtype.element_ty), mask=exists)
-
-
-@jit
-def batch_norm_merge_kernel(
-    means,
-    squares,
-    mean,
-    rstd,
-    running_mean,
-    running_var,
-    next_mean,
-    next_var,
-    rows,
-    channels,
-    pixels,
-    held,
-    width,
-    across,
-    parts,
-    momentum,
-    eps,
-    COMPUTE: tl.constexpr,
-    PARTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    OVERLAPS: tl.constexpr,
-):
-    """mean, rstd and the next running statistics of BLOCK channels, from the partial ones in their order.
-
-    means, squares: [parts, channels]; a part has at most ``held`` rows and ``width`` pixels of a channel, ``across``
-    parts the same rows; mean, rstd: [channels] of COMPUTE; running and next statistics: of a parameter's element, or
-    absent.
-    """
-    begin(OVERLAPS)
-    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    exists = channel < channels
-    total = tl.full((), rows, COMPUTE) * tl.full((), pixels, COMPUTE)
-    a = tl.zeros((PARTS, BLOCK), COMPUTE)
-    for step in range(tl.cdiv(parts, PARTS)):
-        part = step * PARTS + tl.arange(0, PARTS)[:, None]
-        height = tl.minimum(rows - part // across * held, held).to(COMPUTE)
-        count = height * tl.minimum(pixels - part % across * width, width).to(COMPUTE)
-        live = exists & (part < parts)
-        v = tl.load(means + part.to(tl.int64) * channels + channel, mask=live, other=0.0)
-        a += tl.where(live, v * (count / total), 0.0)
-    centre = tl.sum(a, 0, keep_dims=True)
-    b = tl.zeros((PARTS, BLOCK), COMPUTE)
-    for step in range(tl.cdiv(parts, PARTS)):
-        part = step * PARTS + tl.arange(0, PARTS)[:, None]
-        height = tl.minimum(rows - part // across * held, held).to(COMPUTE)
-        count = height * tl.minimum(pixels - part % across * width, width).to(COMPUTE)
-        live = exists & (part < parts)
-        at = part.to(tl.int64) * channels + channel
-        apart = tl.load(means + at, mask=live, other=0.0) - centre
-        square = tl.load(squares + at, mask=live, other=0.0)
-        b += tl.where(live, square + count * apart * apart, 0.0)
-    square = tl.sum(b, 0, keep_dims=True)
-    tl.store(mean + channel, centre, mask=exists)
-    tl.store(rstd + channel, tl.rsqrt(square / total + eps), mask=exists)
-    if next_mean is not None:
-        next_of(running_mean, next_mean, channel, exists, centre, momentum)
-        next_of(running_var, next_var, channel, exists, square / (total - 1.0), momentum)
-
-
-@jit
 def parameter_of(pointer, channel, exists, COMPUTE: tl.constexpr):
     """One number for each channel."""
     return tl.load(pointer + channel, mask=exists, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+
+
+@jit
+def applied(v, m, r, shift, residual, strides, row, channel, pixel, inner, mask, RELU: tl.constexpr):
+    """(v - m) * r + shift + residual, with RELU at least 0; ``shift`` and ``residual`` may be absent."""
+    v = (v - m) * r
+    if shift is not None:
+        v = v + shift
+    if residual is not None:
+        v += read(residual, strides, row, channel, pixel, inner, mask).to(v.dtype)
+    if RELU:
+        v = tl.where(v <= 0, 0.0, v)  # NaN stays
+    return v
 
 
 @jit
@@ -243,6 +215,8 @@ def batch_norm_apply_kernel(
     inner,
     each,
     blocks,
+    own,
+    rest,
     eps,
     RELU: tl.constexpr,
     LAST: tl.constexpr,
@@ -260,32 +234,34 @@ def batch_norm_apply_kernel(
     channel, pixel, live, beside = columns_of(channels, pixels, blocks, LAST, BLOCK)
     part = tl.program_id(0) // blocks
     exists = channel < channels
+    number = own_of(channel, own)
+    shift = None
     if running_var is not None:
-        m = parameter_of(running_mean, channel, exists, COMPUTE)
-        r = tl.rsqrt(parameter_of(running_var, channel, exists, COMPUTE) + eps)
+        m = parameter_of(running_mean, number, exists, COMPUTE)
+        r = tl.rsqrt(parameter_of(running_var, number, exists, COMPUTE) + eps)
         first = exists & (part + beside == 0)
-        tl.store(mean + channel, m, mask=first)
-        tl.store(rstd + channel, r, mask=first)
+        tl.store(mean + number, m, mask=first)
+        tl.store(rstd + number, r, mask=first)
     else:
-        m = parameter_of(mean, channel, exists, COMPUTE)
-        r = parameter_of(rstd, channel, exists, COMPUTE)
+        m = parameter_of(mean, number, exists, COMPUTE)
+        r = parameter_of(rstd, number, exists, COMPUTE)
     if weight is not None:
-        r = r * parameter_of(weight, channel, exists, COMPUTE)
+        r = r * parameter_of(weight, number, exists, COMPUTE)
     if bias is not None:
-        shift = parameter_of(bias, channel, exists, COMPUTE)
+        shift = parameter_of(bias, number, exists, COMPUTE)
     length = tl.minimum(rows - part * each * ROWS, each * ROWS)
     for step in range(tl.cdiv(length, ROWS)):
         row = (part * each + step) * ROWS + tl.arange(0, ROWS)[:, None]
         mask = live & (row < rows)
         v = read(x, x_strides, row, channel, pixel, inner, mask).to(COMPUTE)
-        v = (v - m) * r
-        if bias is not None:
-            v = v + shift
-        if residual is not None:
-            v += read(residual, residual_strides, row, channel, pixel, inner, mask).to(COMPUTE)
-        if RELU:
-            v = tl.where(v <= 0, 0.0, v)  # NaN stays
+        v = applied(v, m, r, shift, residual, residual_strides, row, channel, pixel, inner, mask, RELU)
         write(out, out_strides, row, channel, pixel, inner, v, mask)
+    if rest is not None:
+        if (part + 1) * each * ROWS >= rows:
+            row, mask = rest_of(rows, channel, rest, ROWS)
+            v = read(x, x_strides, row, channel, pixel, inner, mask).to(COMPUTE)
+            v = applied(v, m, r, shift, residual, residual_strides, row, channel, pixel, inner, mask, RELU)
+            write(out, out_strides, row, channel, pixel, inner, v, mask)
 
 
 @jit
@@ -319,6 +295,8 @@ def batch_norm_sums_kernel(
     per,
     each,
     blocks,
+    own,
+    rest,
     LAST: tl.constexpr,
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -336,8 +314,8 @@ def batch_norm_sums_kernel(
     part = tl.program_id(0) // blocks
     exists = channel < channels
     if per is None:
-        m = parameter_of(mean, channel, exists, COMPUTE)
-        r = parameter_of(rstd, channel, exists, COMPUTE)
+        m = parameter_of(mean, own_of(channel, own), exists, COMPUTE)
+        r = parameter_of(rstd, own_of(channel, own), exists, COMPUTE)
     a = tl.zeros((ROWS, BLOCK), COMPUTE)
     b = tl.zeros((ROWS, BLOCK), COMPUTE)
     length = tl.minimum(rows - part * each * ROWS, each * ROWS)
@@ -355,55 +333,20 @@ def batch_norm_sums_kernel(
             r = parameter_of(rstd, at, exists & (row < rows), COMPUTE)
         a += g
         b += g * ((v - m) * r)
+    if rest is not None:
+        if (part + 1) * each * ROWS >= rows:
+            row, mask = rest_of(rows, channel, rest, ROWS)
+            g = read(dout, dout_strides, row, channel, pixel, inner, mask).to(COMPUTE)
+            v = read(x, x_strides, row, channel, pixel, inner, mask).to(COMPUTE)
+            g = passed_on(g, out, out_strides, row, channel, pixel, inner, mask)
+            if dresidual is not None:
+                write(dresidual, dresidual_strides, row, channel, pixel, inner, g, mask)
+            a += g
+            b += g * ((v - m) * r)
     across = tl.cdiv(pixels, BLOCK)  # 1 with LAST
     to = (part.to(tl.int64) * across + beside) * channels + channel
     tl.store(totals + to, of_channel(a, LAST), mask=exists)
     tl.store(projections + to, of_channel(b, LAST), mask=exists)
-
-
-@jit
-def batch_norm_fold_kernel(
-    totals,
-    projections,
-    dweight,
-    dbias,
-    total,
-    projection,
-    rows,
-    channels,
-    pixels,
-    parts,
-    COMPUTE: tl.constexpr,
-    PARTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    OVERLAPS: tl.constexpr,
-):
-    """dweight = sum(projections), dbias = sum(totals), in the order of parts, and both divided by a channel's elements.
-
-    totals, projections: [parts, channels]; dweight, dbias: [channels] of a parameter's element, or absent; total,
-    projection: [channels] of COMPUTE, or absent.
-    """
-    begin(OVERLAPS)
-    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    exists = channel < channels
-    a = tl.zeros((PARTS, BLOCK), COMPUTE)
-    b = tl.zeros((PARTS, BLOCK), COMPUTE)
-    for step in range(tl.cdiv(parts, PARTS)):
-        part = step * PARTS + tl.arange(0, PARTS)[:, None]
-        live = exists & (part < parts)
-        at = part.to(tl.int64) * channels + channel
-        a += tl.load(totals + at, mask=live, other=0.0)
-        b += tl.load(projections + at, mask=live, other=0.0)
-    a = tl.sum(a, 0, keep_dims=True)
-    b = tl.sum(b, 0, keep_dims=True)
-    if dbias is not None:
-        tl.store(dbias + channel, a.to(dbias.dtype.element_ty), mask=exists)
-    if dweight is not None:
-        tl.store(dweight + channel, b.to(dweight.dtype.element_ty), mask=exists)
-    if total is not None:
-        count = tl.full((), rows, COMPUTE) * tl.full((), pixels, COMPUTE)
-        tl.store(total + channel, a / count, mask=exists)
-        tl.store(projection + channel, b / count, mask=exists)
 
 
 @jit
@@ -427,6 +370,8 @@ def batch_norm_gradient_kernel(
     inner,
     each,
     blocks,
+    own,
+    rest,
     LAST: tl.constexpr,
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -441,14 +386,15 @@ def batch_norm_gradient_kernel(
     channel, pixel, live, _ = columns_of(channels, pixels, blocks, LAST, BLOCK)
     part = tl.program_id(0) // blocks
     exists = channel < channels
-    r = parameter_of(rstd, channel, exists, COMPUTE)
+    number = own_of(channel, own)
+    r = parameter_of(rstd, number, exists, COMPUTE)
     scale = r
     if weight is not None:
-        scale = scale * parameter_of(weight, channel, exists, COMPUTE)
+        scale = scale * parameter_of(weight, number, exists, COMPUTE)
     if total is not None:
-        m = parameter_of(mean, channel, exists, COMPUTE)
-        t = parameter_of(total, channel, exists, COMPUTE)
-        p = parameter_of(projection, channel, exists, COMPUTE)
+        m = parameter_of(mean, number, exists, COMPUTE)
+        t = parameter_of(total, number, exists, COMPUTE)
+        p = parameter_of(projection, number, exists, COMPUTE)
     length = tl.minimum(rows - part * each * ROWS, each * ROWS)
     for step in range(tl.cdiv(length, ROWS)):
         row = (part * each + step) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -459,3 +405,12 @@ def batch_norm_gradient_kernel(
             v = read(x, x_strides, row, channel, pixel, inner, mask).to(COMPUTE)
             d = d - t - (v - m) * r * p
         write(dx, dx_strides, row, channel, pixel, inner, d * scale, mask)
+    if rest is not None:
+        if (part + 1) * each * ROWS >= rows:
+            row, mask = rest_of(rows, channel, rest, ROWS)
+            d = read(dout, dout_strides, row, channel, pixel, inner, mask).to(COMPUTE)
+            d = passed_on(d, out, out_strides, row, channel, pixel, inner, mask)
+            if total is not None:
+                v = read(x, x_strides, row, channel, pixel, inner, mask).to(COMPUTE)
+                d = d - t - (v - m) * r * p
+            write(dx, dx_strides, row, channel, pixel, inner, d * scale, mask)

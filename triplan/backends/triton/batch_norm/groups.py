@@ -21,7 +21,8 @@ from triplan.backends.triton.batch_norm.channels import (
     launch,
     summing,
 )
-from triplan.backends.triton.batch_norm.channels_kernels import batch_norm_fold_kernel, batch_norm_sums_kernel
+from triplan.backends.triton.batch_norm.channels_kernels import batch_norm_sums_kernel
+from triplan.backends.triton.batch_norm.merge_kernels import batch_norm_fold_kernel
 from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.offsets import TL, ceil_power, divisor, layout
 from triplan.backends.triton.common.rows import FEW_WARPS_FROM, UNALIGNED_BYTES
@@ -82,7 +83,7 @@ def rank(desc: GroupNormProblem, target: Target) -> float:
 
 
 def workspace(desc: GroupNormProblem, target: Target) -> int:
-    return 2 * array(desc) if sums(desc) else 0
+    return 2 * array(desc, geometry(desc)) if sums(desc) else 0
 
 
 def guarantee(desc: GroupNormProblem) -> Mapping[str, PrecisionGuarantee]:
@@ -111,11 +112,12 @@ def numerics(desc: GroupNormProblem) -> str | None:
 def prepared(desc: GroupNormProblem) -> tuple[list[Launch], dict[str, Arg]]:
     """The launches that sum gradients of weight and bias, and what kernels take of groups, which are their rows."""
     compute, per = desc.element.compute, Int(desc.channels // desc.groups)
-    given: dict[str, Arg] = {**arguments(desc), "groups": Int(desc.groups), "per": per}
+    given: dict[str, Arg] = {**arguments(desc, geometry(desc)), "groups": Int(desc.groups), "per": per}
     launches = []
     if sums(desc):
-        stored = {name: Scratch(i * array(desc), compute) for i, name in enumerate(("totals", "projections"))}
-        launches = summing(desc, batch_norm_sums_kernel, batch_norm_fold_kernel, {**given, **stored})
+        found, names = geometry(desc), ("totals", "projections")
+        stored = {name: Scratch(i * array(desc, found), compute) for i, name in enumerate(names)}
+        launches = summing(desc, found, batch_norm_sums_kernel, batch_norm_fold_kernel, {**given, **stored})
     n = Int(desc.count, divisibility=power_of_two_in(desc.count))
     alone = {"per": None} if desc.channels == desc.groups else {}
     return launches, given | {"rows": Int(rows(desc)), "n": n, "pixels": divisor(desc.pixels, False)} | alone

@@ -44,3 +44,13 @@ def merged(dims: list[Dim]) -> list[Dim]:
         else:
             found.append(d)
     return found
+
+
+def in_order(dims: list[Dim], results: int) -> bool:
+    """Whether each of so many results lies in memory as the points of ``dims``, outermost first, are numbered."""
+    apart = 1
+    for d in reversed(dims):
+        if any(s != apart for s in (d.out, d.second)[:results]):
+            return False
+        apart *= d.size
+    return True

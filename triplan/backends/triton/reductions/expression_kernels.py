@@ -164,9 +164,12 @@ def reduce_expression_kernel(
         a, _ = merged(a, a, v, v, live[None, :], KIND, IDENTITY)
     a, _ = folded(a, a, n, n, KIND)
     if firsts is None:
-        out_at = offset_of(point, kept, len(inputs) + 1)
-        if ACROSS:
-            out_at += lane * along[len(inputs) + 1]
+        if FLAT > 0 and along[len(inputs) + 1] is None:
+            out_at = number
+        else:
+            out_at = offset_of(point, kept, len(inputs) + 1)
+            if ACROSS:
+                out_at += lane * along[len(inputs) + 1]
         tl.store(out + out_at, finished(a, a, n.to(COMPUTE), 0, 0, FINISH).to(RESULT), mask=inside)
     else:
         tl.store(firsts + number.to(tl.int64) * chunks + part, a, mask=inside)

@@ -43,6 +43,9 @@ FEWEST_ACROSS = 8
 FLAT_SHARE = 0.8
 #: The width, in lanes, of the tiles for which that is counted. Untuned.
 FLAT_FROM = 64
+#: Where vectors of 16 bytes can be loaded, lines of several points are reduced side by side if those of one are too few
+#: for a warp, and more points than this have programs otherwise: about as many as are resident on an H200. Untuned.
+FLAT_POINTS = 4096
 #: Lines of a program at most, if each has its own address, in all operands: with 1024 registers spill.
 MOST_LINES = 512
 #: Elements of a line up to which one thread reads all of them, one by one, if lines are contiguous and begin anywhere:

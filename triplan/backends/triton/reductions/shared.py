@@ -16,7 +16,7 @@ from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, diviso
 from triplan.backends.triton.common.strides import Along, in_memory, known_strides, row_tile, stride_arg
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.reductions import shared_kernels as do
-from triplan.backends.triton.reductions.dims import STEPS, Dim, distance, merged, step_along
+from triplan.backends.triton.reductions.dims import STEPS, Dim, distance, in_order, merged, step_along
 from triplan.backends.triton.reductions.expression_kernels import reduce_expression_kernel
 from triplan.backends.triton.reductions.kinds import EXTREMA, OTHER_NORM, PAIRS, POSITIONS, TURNED, TYPES, kind_of
 from triplan.backends.triton.reductions.limits import (
@@ -31,6 +31,7 @@ from triplan.backends.triton.reductions.limits import (
     FEWEST_BLOCKS,
     FEWEST_HELD,
     FLAT_FROM,
+    FLAT_POINTS,
     FLAT_SHARE,
     HELD,
     LONE,
@@ -139,13 +140,15 @@ class Plan:
         return short and self._aligned() < min(self.n * self.x.element.itemsize, 16)
 
     def _flat(self) -> int:
-        if self.across is None or not self._is_unit(self.across) or not self.kept or self._aligned() >= 16:
+        if self.across is None or not self._is_unit(self.across) or not self.kept:
             return 0
-        size = self.across.size
-        width = min(ceil_power(size), FLAT_FROM)
-        idles = FLAT_SHARE * -(-size // width) * width > size
-        vector = max(self._aligned() // max(o.element.itemsize for o in self.reads), 1)
-        return vector if idles and size % vector == 0 else 0
+        size, vector = self.across.size, max(self._aligned() // max(o.element.itemsize for o in self.reads), 1)
+        if self._aligned() >= 16:
+            worth = self.n <= FEW and size < 32 * vector and self.lanes > FLAT_POINTS * size
+        else:
+            width = min(ceil_power(size), FLAT_FROM)
+            worth = FLAT_SHARE * -(-size // width) * width > size
+        return vector if worth and size % vector == 0 else 0
 
     def _rowed(self) -> bool:
         vector, *outer = 16 // self.x.element.itemsize, *(d.size for d in self.reduced[:-1])
@@ -328,6 +331,8 @@ class Plan:
             size = divisor(n, self.wide) if self.flat else Int(n, self.wide, power_of_two_in(n))
             # (Of an expression's operands, ROW_STEPS says which have unit stride.)
             of_first, *others = self._strides(self.across)
+            if self.flat and in_order([*self.kept, self.across], len(self.results)):
+                others[-2:] = None, None
             along = (size, None if self.across.reads == (1,) else of_first, *others)
         divisible = power_of_two_in(self.n) if self.unit else 1
         # A wider load of one operand would divide a short column among several threads.
@@ -345,7 +350,7 @@ class Plan:
             "reduced": None if (self.unit or self.rowed) and self.tree is None else self._dims(self.reduced),
             "rows": self._dims(self.reduced[:-1]) if self.rowed else None,
             "size": Int(self.reduced[-1].size, self.wide) if self.rowed else None,
-            "lanes": Int(self.lanes, self.wide),
+            "lanes": Int(self.lanes, self.wide, max(self.flat, 1)),
             "outer": Int(self.lanes // max(self.across.size, 1) if self.across else self.lanes, self.wide),
             "n": Int(self.n, self.wide, divisible),
             "chunk": Int(self.chunk, self.wide, power_of_two_in(self.chunk)),

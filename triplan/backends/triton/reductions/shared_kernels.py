@@ -96,15 +96,19 @@ def lines_of(
     """(offsets in x, in out, in the second result, numbers, which exist) of the ROWS results of group ``unit``.
 
     ACROSS: they are neighbours along the dimension ``along`` (a stride of None is 1), at one of the ``outer`` points of
-    the dimensions ``kept``. Otherwise they are consecutive points of ``kept``. There are ``lanes`` results in all.
+    the dimensions ``kept``. Otherwise they are consecutive points of ``kept``. There are ``lanes`` results in all. With
+    FLAT and no stride along the results, these lie as they are numbered.
     Those beyond the last have the offsets in x of others, so that loads need no mask: a masked load waits for the one
     before it (ptxas of Triton 3.6). BESIDE: see ``neighbours``. FLAT: see ``flat_lines``.
     """
     if FLAT > 0:
         number, point, lane, live = flat_lines(unit, lanes, along[0], ROWS, POINT_TYPE, FLAT)
         x_at = side_by_side(offset_of(point, kept, 1), lane, ROWS, FLAT)
-        out_at = offset_of(point, kept, 2) + lane * along[2]
-        second_at = offset_of(point, kept, 3) + lane * along[3]
+        if along[2] is None:
+            out_at, second_at = number, number
+        else:
+            out_at = offset_of(point, kept, 2) + lane * along[2]
+            second_at = offset_of(point, kept, 3) + lane * along[3]
     elif ACROSS:
         blocks = tl.cdiv(along[0], ROWS)
         point = (unit // blocks).to(POINT_TYPE)

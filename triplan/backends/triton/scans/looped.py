@@ -8,7 +8,7 @@ from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile, registers_for, warps_for
 from triplan.backends.triton.scans import looped_kernels as kernels
-from triplan.backends.triton.scans.shared import BACKWARD, GROUPED_FROM, SCANS, ScanEntry
+from triplan.backends.triton.scans.shared import ALONG_PER_US, BACKWARD, GROUPED_FROM, SCANS, ScanEntry
 from triplan.sku import ElementKind, Target
 
 #: Microseconds of a step of the loop: the latency of its loads and of the step before. Untuned.
@@ -30,10 +30,7 @@ LOOP_US = 0.2
 WARP_STEP_US = 0.18
 #: Time of such a step if rows are scanned from their ends, relative to others. From the same problems.
 REVERSED_STEP = 1.2
-#: Elements of up to 4 bytes in a microsecond, of all programs, of crossed rows that are read along: instructions are
-#: the limit. Of 8 bytes, half as many. From drawn problems on an H200.
-ALONG_PER_US = 3.5e5
-#: The same of other crossed rows. From drawn problems on an H100 and an H200.
+#: ALONG_PER_US of other crossed rows. From drawn problems on an H100 and an H200.
 CROSSED_PER_US = 1.6e5
 #: The same of rows that are adjacent in all operands, by the bytes of an element. From drawn problems on an H200.
 ACROSS_PER_US = {2: 3e5, 4: 1.5e5, 8: 0.9e5}
@@ -69,10 +66,6 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
         # Twice as many rows as elsewhere: longer pieces are written, fewer of which share a sector with others.
         rows = min(2 * tile.rows, ceil_power(r.lanes))
         return Tile(rows, GROUPED_FROM, warps_for(rows * GROUPED_FROM, size))
-
-    def writes_across(self) -> bool:
-        """Whether rows are read along, and neighbouring results are adjacent."""
-        return self.rows.crossed and not self.backward and self.rows.is_along(self.rows.operands[0])
 
     def without_vectors(self) -> bool:
         """Whether rows begin between two vectors, or have gaps: no thread has its elements in vectors."""

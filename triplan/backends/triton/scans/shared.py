@@ -27,6 +27,9 @@ NEIGHBOURS_US = 0.03
 #: without vectors, reversed without vectors, reversed in vectors. Empty lanes of a tile count too. (Forward scans in
 #: vectors are faster than memory.) From drawn problems on an H200.
 SCANNED_PER_US = {4: (6.3e5, 4e5, 5.5e5), 8: (3.1e5, 1.45e5, 1.45e5)}
+#: Elements of up to 4 bytes in a microsecond, of all programs, of crossed rows that are read along: instructions are
+#: the limit. Of 8 bytes, half as many. From drawn problems on an H200.
+ALONG_PER_US = 3.5e5
 #: Time of a program of the backward, relative to that of a scan. From drawn problems on an H200.
 BACKWARD_PROGRAM = 1.2
 #: Neighbours that a thread has of a row which begins between two vectors, of up to 16 bytes; and elements of the
@@ -75,6 +78,10 @@ class ScanEntry(Entry):
             return 0.0
         forward, reverse, in_vectors = SCANNED_PER_US[self.compute.itemsize]
         return held / (in_vectors if not singly else reverse if self.reversed() else forward)
+
+    def writes_across(self) -> bool:
+        """Whether rows are read along, and neighbouring results are adjacent."""
+        return self.rows.crossed and not self.backward and self.rows.is_along(self.rows.operands[0])
 
     def singly(self) -> bool:
         """Whether no operand is moved in vectors."""

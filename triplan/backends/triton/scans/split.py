@@ -13,7 +13,7 @@ from triplan.backends.triton.common.rows_entries import SplitRows
 from triplan.backends.triton.common.tiles import Tile, again_us, fits_grid, warps_for
 from triplan.backends.triton.scans import split_kernels as kernels
 from triplan.backends.triton.scans.looped_kernels import scan_looped_kernel
-from triplan.backends.triton.scans.shared import MOST, SCANS, ScanEntry
+from triplan.backends.triton.scans.shared import ALONG_PER_US, GROUPED_FROM, MOST, SCANS, ScanEntry
 from triplan.sku import Support, Target
 
 #: If batch invariance is required, the choice between ``split`` and ``looped`` must not depend on the number of rows:
@@ -29,10 +29,20 @@ ACROSS_PER_US = 3.5e4
 CROSSED_PER_US = 6e4
 
 
+#: Elements of the shortest rows that are divided several at a time. Untuned.
+LONG = 8192
+
+
 class ScanSplit(SplitRows, ScanEntry, ops=SCANS):
     priority = 1
+    sku_version = 3  # bits of few long rows that are read along, and whose results lie across
 
     def find_tile(self) -> Tile:
+        # Too few for ``looped`` to have several a program; a result alone would be a sector's only one.
+        r = self.rows
+        if self.writes_across() and not r.has_many() and r.lanes > r.neighbours // 2 and r.n >= LONG:
+            rows = min(2 * r.neighbours, ceil_power(r.lanes))
+            return Tile(rows, GROUPED_FROM, warps_for(rows * GROUPED_FROM, self.compute.itemsize))
         block = min(self.rows.block_tile(alone=True).block, self.most())
         return Tile(1, block, warps_for(block, self.element.itemsize))
 
@@ -41,6 +51,9 @@ class ScanSplit(SplitRows, ScanEntry, ops=SCANS):
 
     def partials(self) -> tuple[str, ...]:
         return ("totals",)
+
+    def programs(self) -> int:
+        return self.rows.programs(self.tile)
 
     def supports(self, target: Target) -> Support:
         return fits_grid(self.rows.count * self.blocks())
@@ -56,20 +69,24 @@ class ScanSplit(SplitRows, ScanEntry, ops=SCANS):
         return 2 * self.tile.block + within + -(-self.blocks() // within)
 
     def us(self, target: Target) -> float:
-        count, row = self.rows.count, self.rows.sectors() * self.rows.n * self.element.itemsize
-        once = self.reducing_us(count * self.blocks(), row / self.blocks(), target)
+        rows, programs = self.tile.rows, self.programs()
+        count, row = self.rows.count, self.rows.sectors(rows) * self.rows.n * self.element.itemsize
+        once = self.reducing_us(programs, rows * row / self.blocks(), target)
         passes, fixed = PRODUCTS if self.desc.op == "cumprod" else 2, LAUNCH_US + self.step_us()
         us = passes * (once - fixed) + 2 * fixed + again_us(count * row) + LAUNCH_US
         us = max(us, once + self.scanned_us(count * self.blocks() * self.tile.block) * (passes - 1))
         r = self.rows
+        if rows > 1:
+            held = programs * rows * self.tile.block * self.compute.itemsize / 4
+            return max(us, 2 * fixed + passes * held / ALONG_PER_US)
         if not (r.across or r.crossed):
             return us
         apart = r.across and r.lanes * self.element.itemsize >= SECTOR
         return max(us, count * r.n / (ACROSS_PER_US if apart else CROSSED_PER_US))
 
     def main(self) -> list[Launch]:
-        blocks, programs = self.blocks(), self.rows.count * self.blocks()
-        totals, wide = self.given["totals"], programs >= I32_LIMIT
+        blocks, programs = self.blocks(), self.programs()
+        totals, wide = self.given["totals"], self.rows.count * blocks >= I32_LIMIT
         strides = (None, Int(blocks, wide), None, None)
         rows = {"x": totals, "out": totals, "x_strides": strides, "out_strides": strides, "sizes": None}
         rows |= {"lanes": Int(self.rows.count), "n": Int(blocks), "blocks": Int(self.rows.count)}
