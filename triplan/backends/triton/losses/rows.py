@@ -14,7 +14,7 @@ from triplan.backends.triton.common.rows_entries import WholeRows
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.losses import rows_kernels as kernels
 from triplan.backends.triton.losses.elements import BLOCK, SMALL, SMALL_BLOCK, SMALL_WARPS, ScaleElements
-from triplan.backends.triton.losses.shared import CrossEntropyEntry, LossEntry
+from triplan.backends.triton.losses.shared import LEAST_VECTOR, CrossEntropyEntry, LossEntry
 from triplan.descriptors import CrossEntropyDescriptor, NllLossDescriptor, Operand, ScaleGradientDescriptor
 from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
 
@@ -22,8 +22,8 @@ from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
 #: 8 x 63 bf16 take 7.1 us, and looped 4.8.
 SEVERAL_US = 1.0
 #: Tiles of scale_gradient where neighbouring rows are adjacent in all operands, and in some; and of fewer elements than
-#: SMALL, so that every multiprocessor has work; and the second where it leaves fewer columns idle. Untuned.
-ACROSS_TILE, CROSSED_TILE, NARROW_TILE = Tile(512, 8, 8), Tile(64, 64, 8), Tile(128, 32, 8)
+#: SMALL, so that every multiprocessor has work. Untuned.
+ACROSS_TILE, CROSSED_TILE = Tile(512, 8, 8), Tile(64, 64, 8)
 SMALL_ACROSS_TILE, SMALL_CROSSED_TILE = Tile(128, 8, 4), Tile(32, 32, 4)
 #: Elements of 16 bits that a thread has of rows with gaps, so that enough bytes are in flight. Untuned.
 GAPPED_EACH = 16
@@ -77,8 +77,7 @@ class ScaleRows(ScaleElements, ops=ScaleGradientDescriptor.ops()):
         if (self.rows.across or self.rows.crossed) and self.rows.lanes >= CROSSED_TILE.rows:
             if small:
                 return SMALL_ACROSS_TILE if self.rows.across else SMALL_CROSSED_TILE
-            blocks = [tile.block * -(-self.rows.n // tile.block) for tile in (NARROW_TILE, CROSSED_TILE)]
-            return ACROSS_TILE if self.rows.across else NARROW_TILE if blocks[0] < blocks[1] else CROSSED_TILE
+            return ACROSS_TILE if self.rows.across else CROSSED_TILE
         if small and self.rows.n > SMALL_BLOCK:
             return Tile(1, SMALL_BLOCK, SMALL_WARPS)
         tile = self.rows.whole_tile(BLOCK) or self.rows.block_tile()
@@ -88,7 +87,11 @@ class ScaleRows(ScaleElements, ops=ScaleGradientDescriptor.ops()):
         return Tile(rows, tile.block, max(rows * tile.block // (32 * GAPPED_EACH), 1))
 
     def arguments(self) -> dict[str, Arg]:
-        return super().arguments() | self.rows.sizes(turned=self.rows.crossed)
+        return super().arguments() | self.rows.sizes(turned=self.rows.crossed and self.stores_vectors())
+
+    def stores_vectors(self) -> bool:
+        """Whether the gradient can be stored by vectors. Where it cannot, loads by vectors gain nothing."""
+        return self.rows.vector_bytes(self.desc.operand("dx")) >= LEAST_VECTOR
 
     def programs(self) -> int:
         return self.rows.programs(self.tile)
