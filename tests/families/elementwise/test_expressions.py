@@ -151,6 +151,14 @@ def test_select_takes_the_kernel_of_the_geometry() -> None:
     assert tp.plan(of(a + b, a=("f32", (7, 9)), b=("f32", (7, 9))), target=H200).sku().kernel == "flat"
 
 
+def test_short_sides_are_transposed_beside_a_third_axis_alone() -> None:
+    """Of two dimensions, consecutive threads share sectors along the short side, and none of their lanes is idle."""
+    for shape, axis, kernel in (((1 << 20, 3), 0, "strided"), ((2400, 2, 1000), 1, "transposed")):
+        layouts = {"a": L(unit_axis=axis, alignment=16, stride_multiple=8)}
+        desc = of(a + b, a=("bf16", shape), b=("bf16", shape)).replace(layouts=layouts)
+        assert tp.plan(desc, target=H200).sku().kernel == kernel
+
+
 @pytest.mark.parametrize("where", ["cpu", *WHERE])
 def test_numbers_in_args_vary_without_another_kernel(where: str) -> None:
     s = E.operand("s")

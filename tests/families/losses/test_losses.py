@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import islice
 from types import SimpleNamespace
@@ -242,6 +243,26 @@ def test_large_gradients_with_gaps_are_scaled(where: str, rows: int, n: int, in_
     assert (store[:, 1::2] == 7).all()
 
 
+@pytest.mark.parametrize("rows", [64, 35])
+@pytest.mark.parametrize("where", WHERE)
+def test_ignored_rows_of_transposed_logits_are_not_used(where: str, rows: int) -> None:
+    """A vector has an element of each of several rows: ignored ones are read too. Some tiles have no other."""
+    g = torch.Generator().manual_seed(0)
+    x, label = torch.randn(130, rows, generator=g).T, torch.randint(0, 130, (rows,), generator=g)
+    lse = x.logsumexp(1)
+    ignored = (torch.arange(rows) % 3 == 1) | (torch.arange(rows) >= 32)
+    x[ignored], lse[ignored], label[ignored] = float("nan"), float("inf"), -100
+    device = target(where).device_type
+    x, label, lse, dloss = (t.to(device) for t in (x, label, lse, torch.ones(rows)))
+    args = tp.CrossEntropyBackwardArgs(
+        dloss=dloss, x=x, target=label, lse=lse, dx=torch.full((rows, 130), 7.0, device=device)
+    )
+    desc = tp.CrossEntropyBackwardDescriptor.from_args(args, reduction="none", ignore_index=-100)
+    run(tp.plan(desc, target=target(where)), args)
+    wanted = torch.softmax(x, 1) - functional.one_hot(label.clamp(0), 130)
+    torch.testing.assert_close(args.dx, torch.where(ignored.to(device)[:, None], 0.0, wanted))
+
+
 # --- kernels in the interpreter ---
 
 
@@ -331,6 +352,18 @@ def test_few_rows_take_few_launches(op: str, rows: int, options: dict[str, Any],
 )
 def test_few_long_rows_are_split_and_many_are_not(shape: tuple[int, ...], row: str, gradient: bool) -> None:
     assert tp.plan(build("cross_entropy", shape, gradient=gradient), target=H200).sku().kernel == row
+
+
+@compiles
+@pytest.mark.parametrize("n", [1024, 32000])
+@pytest.mark.parametrize(("op", "turned"), [("cross_entropy_backward", "x"), ("scale_gradient", "unscaled")])
+def test_operands_that_lie_in_two_ways_have_vectors(op: str, turned: str, n: int) -> None:
+    """One lies transposed, the gradient does not: the one is loaded by vectors, and the other stored."""
+    desc = build(op, (384, n))
+    desc = desc.replace(layouts={turned: tp.Layout(kind="strided", alignment=16, unit_axis=0, stride_multiple=16)})
+    ptx = tp.plan(desc, target=H200).compile()[-1].ptx
+    assert re.search(r"ld\.global\S*\.v[24]\.b(32|64)", ptx)
+    assert re.search(r"st\.global\S*\.v[24]\.b(32|64)", ptx)
 
 
 # --- on a GPU ---

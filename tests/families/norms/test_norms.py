@@ -171,3 +171,12 @@ def test_gradients_of_few_rows_are_not_folded(
 ) -> None:
     plan = tp.plan(build(op, shape, element=element), target="h200", kernel=kernel)
     assert [launch.kernel.__name__.split("_")[-2] for launch in plan.launches] == launches
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernel"), [((96, 271481), "split"), ((370, 262143), "split"), ((7129, 95179), "looped")]
+)
+def test_long_rows_are_split_unless_many_hide_their_latencies(shape: tuple[int, ...], kernel: str) -> None:
+    """Backward, of rows that begin between two vectors."""
+    desc = tp.L2NormBackwardDescriptor(input_shape=shape, element="f16")
+    assert tp.plan(desc, target=tp.Target.preset("h200")).sku().kernel == kernel

@@ -83,7 +83,7 @@ class Rows:
         self.numbered = self.count if flat else self.lanes
         contiguous = list(map(self.is_along, operands))
         self.unit, self.along = all(contiguous), any(contiguous)
-        adjacent = [self._is_adjacent(o) for o in operands]
+        adjacent = [self.is_adjacent(o) for o in operands]
         self.across, self.crossed = not self.unit and all(adjacent), not self.unit and any(adjacent) > all(adjacent)
         # (Elements of packed rows along an inner axis are as many elements apart as there are adjacent rows.)
         self.invariant = all(
@@ -97,12 +97,12 @@ class Rows:
         #: Bytes of registers that an element takes as it is loaded: those of its address, where rows have gaps.
         self._size = desc.element.itemsize if self.unit else 8
 
-    def _is_adjacent(self, o: Operand) -> bool:
+    def is_adjacent(self, o: Operand) -> bool:
         """Whether neighbouring rows of ``o`` are adjacent in memory."""
         return not self.flat and bool(self._groups) and self._step(o, self._groups[-1][-1]) is None
 
     def _is_gapped(self, o: Operand) -> bool:
-        return self._nearer and not self.is_along(o) and not self._is_adjacent(o)
+        return self._nearer and not self.is_along(o) and not self.is_adjacent(o)
 
     def _alignment(self, o: Operand) -> int:
         """Bytes to which each contiguous row of ``o`` is aligned."""
@@ -111,6 +111,13 @@ class Rows:
     def is_along(self, o: Operand) -> bool:
         """Whether each row of ``o`` is contiguous."""
         return self._step(o, self.axis) is None
+
+    def vector_bytes(self, o: Operand) -> int:
+        """Bytes of ``o`` that a tile of several rows may access at once, along the rows or across them."""
+        size = o.element.itemsize
+        extent = self.n if self.is_along(o) else self.lanes if self.is_adjacent(o) else 1
+        apart = extent if o.layout.packed else o.layout.stride_multiple
+        return math.gcd(o.alignment, 16, extent * size, apart * size)
 
     def begins_between(self, o: Operand, nbytes: int) -> bool:
         """Whether ``o`` has contiguous rows, which begin between two vectors of ``nbytes``."""
@@ -235,7 +242,7 @@ class Rows:
     def turned_tile(self, operands: Sequence[Operand], times: int, held: int) -> Tile | None:
         """The tile of a block of several rows, ``held`` of ``operands`` at a time, where neighbouring rows are adjacent
         in some of these; of ``times`` as many as are read."""
-        if self.unit or self.lanes < FEWEST or not any(map(self._is_adjacent, operands)):
+        if self.unit or self.lanes < FEWEST or not any(map(self.is_adjacent, operands)):
             return None
         halves = times == 1 and self.n * self.element.itemsize > LONG
         rows = min(self.neighbours * times // (2 if halves else 1), ceil_power(self.lanes))

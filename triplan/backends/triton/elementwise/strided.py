@@ -17,12 +17,18 @@ BLOCK = 512
 #: Time relative to ``flat``. On an H100, of problems that ``bench anywhere`` draws: 1.05 to 1.7 (f64 and equal rows the
 #: least) if all operands go along the same axis.
 SLOWDOWN = 1.38
+#: The same where one of the two axes along which operands go has at most so many elements: consecutive threads then
+#: share sectors. (From drawn problems on an H200.)
+SHORT_SLOWDOWN, SHORT = 1.0, 4
 #: Bytes a microsecond of the sectors that elements of a turned input lie in, one read for each element. (From drawn
 #: problems on an H200.)
 SECTORS_PER_US = 4.6e6
-#: Addresses of elements that all programs compute in a microsecond: of narrow elements they are the limit. (From drawn
-#: problems on an H200.)
-ADDRESSES_PER_US = 1.25e6
+#: Addresses of elements that all programs compute in a microsecond: of narrow elements they are the limit. Those of two
+#: dimensions, with one division for all operands, and of more. (From drawn problems on an H200.)
+ADDRESSES_PER_US = (1.65e6, 1.25e6)
+#: Microseconds of dividing an element's number by each extent but those of two dimensions. (From drawn problems on an
+#: H200.)
+DIVISION_US = 0.1
 
 
 def applies(desc: ElementwiseDescriptor, target: Target) -> Support:
@@ -32,8 +38,12 @@ def applies(desc: ElementwiseDescriptor, target: Target) -> Support:
 def rank(desc: ElementwiseDescriptor, target: Target) -> float:
     # Operands that are broadcast have few addresses.
     addresses = sum(o.numel for o in geometry.tensors(desc) if o.numel == desc.operands()[-1].numel)
-    strided_us = LAUNCH_US + max(_sectors(desc) / SECTORS_PER_US, addresses / ADDRESSES_PER_US)
-    return max(geometry.bytes_us(desc, SLOWDOWN), strided_us)
+    turned, found = geometry.turned(desc), geometry.dims(desc)
+    addresses_us = addresses / ADDRESSES_PER_US[len(found) > 2]
+    strided_us = LAUNCH_US + max(_sectors(desc) / SECTORS_PER_US, addresses_us)
+    short = turned is not None and min(found[turned].size, found[-1].size) <= SHORT
+    division_us = DIVISION_US * max(len(found) - 2, 0)
+    return division_us + max(geometry.bytes_us(desc, SHORT_SLOWDOWN if short else SLOWDOWN), strided_us)
 
 
 def _sectors(desc: ElementwiseDescriptor) -> float:

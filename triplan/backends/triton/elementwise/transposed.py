@@ -26,10 +26,13 @@ LONGEST = 512
 #: Time relative to ``flat`` of x + x.t() of 16384 x 16384 bf16, and microseconds in which threads exchange elements
 #: (fitted, as ACCESS_BYTES).
 SLOWDOWN, EXCHANGE_US = 1.04, 0.3
-#: Time of a masked-off lane, relative to one that moves elements. Untuned.
-IDLE = 0.3
+#: Time of a masked-off lane, relative to one that moves elements: in warps that mostly have no others, and where the
+#: tile's side is short, so that it shares a warp with lanes that move elements. (From drawn problems on an H200.)
+IDLE, SHORT_IDLE = 0.15, 0.65
+#: Elements of a short side at most. Untuned.
+SHORT = 16
 #: What an access costs, as bytes that are moved besides: fitted to drawn problems on an H200.
-ACCESS_BYTES = 2
+ACCESS_BYTES = 0.5
 
 
 def _tile(desc: ElementwiseDescriptor, turned: int | None) -> tuple[int, int, int]:
@@ -71,9 +74,16 @@ def rank(desc: ElementwiseDescriptor, target: Target) -> float:
     turned = geometry.turned(desc)
     rows, columns, _ = _tile(desc, turned)
     full = _programs(desc, turned) * rows * columns / desc.operands()[-1].numel
-    slowdown = SLOWDOWN * (1 + IDLE * (full - 1))
+    short = 1.0 if turned is None else _short_side(geometry.dims(desc)[turned].size, geometry.dims(desc)[-1].size)
+    slowdown = SLOWDOWN * (1 + IDLE * (full / short - 1) + SHORT_IDLE * (short - 1))
     accesses_us = slowdown * _accesses(desc, turned) * ACCESS_BYTES / BYTES_PER_US
     return EXCHANGE_US + geometry.bytes_us(desc, slowdown) + accesses_us
+
+
+def _short_side(*extents: int) -> float:
+    """Lanes along the shorter side of a tile, for each element there; 1 unless the side is short."""
+    n = min(extents)
+    return ceil_power(n) / n if n <= SHORT else 1.0
 
 
 def _accesses(desc: ElementwiseDescriptor, turned: int | None) -> float:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from triplan.backends.runtime.launch import Launch
+from triplan.backends.runtime.launch import Arg, Launch
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.losses import blocks_kernels as kernels
 from triplan.backends.triton.losses.elements import SMALL_BLOCK, SMALL_WARPS
-from triplan.backends.triton.losses.shared import LossEntry
+from triplan.backends.triton.losses.shared import LEAST_VECTOR, LossEntry
 from triplan.descriptors import CrossEntropyBackwardDescriptor, NllLossBackwardDescriptor, Operand
 from triplan.sku import ElementKind, PrecisionGuarantee
 
 #: Elements of a row at most that a program holds whole, of several rows where they are shorter. Untuned.
 MOST = 4096
+#: Programs at least that have blocks of several rows instead of whole rows. Untuned; 21 are slower. (From one drawn
+#: problem on an H200.)
+BUSY = 64
 #: Elements of a program, and its warps, where rows begin between two vectors, and the shortest such rows; and below how
 #: many elements in all programs are small, so that every multiprocessor has work. Untuned.
 FLAT_BLOCK, FLAT_WARPS, FLAT_FROM = 8192, 8, 64
@@ -33,6 +36,9 @@ class LossBlocks(LossEntry):
     def block_tile(self) -> Tile:
         """A tile of a block of a row, or of several where neighbouring rows are adjacent and there are enough."""
         return self.rows.block_tile(crosses=self.rows.lanes >= self.rows.neighbours)
+
+    def arguments(self) -> dict[str, Arg]:
+        return super().arguments() | self.rows.sizes(turned=self.rows.crossed)
 
     def idle(self) -> bool:
         return self.rows.count == 0  # rows of no classes have a status: their targets are bad
@@ -53,8 +59,18 @@ class CrossEntropyBlocks(LossBlocks, ops=CrossEntropyBackwardDescriptor.ops()):
     roundings = (24, 24)
 
     def find_tile(self) -> Tile:
-        tile = self.rows.whole_tile(2 * MOST // (4 if self.element is ElementKind.F64 else 1))
-        return self.block_tile() if tile is None or tile.block > MOST else tile
+        r, blocks = self.rows, self.block_tile()
+        tile = r.whole_tile(2 * MOST // (4 if self.element is ElementKind.F64 else 1))
+        if tile is None or tile.block > MOST:
+            return blocks
+        # (One row of the operand in which neighbouring rows are adjacent has an element of each sector.)
+        apart = r.crossed and tile.rows < r.neighbours <= r.lanes
+        return blocks if apart and r.programs(blocks) >= BUSY else tile
+
+    def constants(self) -> dict[str, Any]:
+        r, x = self.rows, self.desc.operand("x")
+        turned = self.tile.rows > 1 and r.is_adjacent(x) and r.vector_bytes(x) >= LEAST_VECTOR
+        return {**super().constants(), "TURNED": turned}
 
     def numerics(self) -> str:
         """Elements are independent: neither tile nor layout changes them, but for the sum of the classes' weights."""

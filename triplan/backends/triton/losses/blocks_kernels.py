@@ -44,12 +44,13 @@ def cross_entropy_backward_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
+    TURNED: tl.constexpr,
 ):
     """dx = dloss * share * (exp(x - lse) - (c == target)) for class c; weights and smoothing as in ``gradient_of``.
 
     x, dx: [outer, lanes, n] of f16, bf16, f32 or f64; target: [rows]; dloss: [rows] if EACH, else [1]; lse: [rows],
     weight, share: [n], counts: [parts], class_sum: [1], of COMPUTE; status: [1] of i64. A program has a tile
-    [ROWS, BLOCK].
+    [ROWS, BLOCK]. With TURNED x is loaded by vectors across rows.
     """
     columns = tl.maximum(tl.cdiv(n, BLOCK), 1)
     group = tl.program_id(0) // columns
@@ -62,12 +63,17 @@ def cross_entropy_backward_kernel(
     scale = tl.where(kept, scale * load_dloss(dloss, row, inside, EACH, COMPUTE), 0.0)
     row_lse = tl.load(lse + row, mask=kept, other=0.0)
     col = (tl.program_id(0) % columns) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    read = kept
+    if TURNED:  # a vector has an element of each of several rows: no row can be left out
+        read = inside & (tl.max(kept.to(tl.int32), 0, keep_dims=True) > 0)
     v = tl.load(
         element_pointers(x, x_strides, outer, sizes, lane, col),
-        mask=kept & (col < n),
+        mask=read & (col < n),
         other=-float("inf"),
         eviction_policy="evict_first",
     ).to(COMPUTE)
+    if TURNED:
+        v = tl.where(kept, v, -float("inf"))
     weights = load_weights(weight, col, col < n, COMPUTE) if SMOOTH else 0.0
     factor = scale * (target_weight + spread * weight_sum)
     g = gradient_of(v, col, label, weights, row_lse, factor, scale * target_weight, scale * spread, SMOOTH)

@@ -31,6 +31,9 @@ WIDE_PER_US = 9000.0
 #: The same of f64, whose exponentials are many instructions.
 DOUBLE_PER_US = 1800.0
 
+#: The same of a row with gaps and of its gradient. (From one drawn problem.)
+GAPPED_PER_US = 1000.0
+
 
 @dataclass(frozen=True, slots=True)
 class Loop(Tile):
@@ -69,9 +72,13 @@ class CrossEntropyLooped(LoopedRows, CrossEntropyEntry, ops=CrossEntropyDescript
         us, r, narrow = super().us(target), self.rows, self.element.itemsize == 2
         if not r.vectors:
             us = LAUNCH_US + (GAPPED if not r.unit else NARROW if narrow else WIDE) * (us - LAUNCH_US)
-        double = self.element is ElementKind.F64
-        alone = r.n / (DOUBLE_PER_US if double else PER_US if narrow or not r.vectors else WIDE_PER_US)
-        return MERGE_US + max(us, LAUNCH_US + alone)
+        if self.desc.gradient and not r.unit:
+            per_us = GAPPED_PER_US
+        elif self.element is ElementKind.F64:
+            per_us = DOUBLE_PER_US
+        else:
+            per_us = PER_US if narrow or not r.vectors else WIDE_PER_US
+        return MERGE_US + max(us, LAUNCH_US + r.n / per_us)
 
     def find_tile(self) -> Loop:
         r, size = self.rows, self.element.itemsize

@@ -7,14 +7,14 @@
 
 from __future__ import annotations
 
-from triplan.backends.runtime.launch import Launch
+from triplan.backends.runtime.launch import Arg, Launch
 from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.rows import FEW_WARPS_FROM
 from triplan.backends.triton.common.rows_entries import WholeRows
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.losses import rows_kernels as kernels
 from triplan.backends.triton.losses.elements import BLOCK, SMALL, SMALL_BLOCK, SMALL_WARPS, ScaleElements
-from triplan.backends.triton.losses.shared import CrossEntropyEntry, LossEntry
+from triplan.backends.triton.losses.shared import LEAST_VECTOR, CrossEntropyEntry, LossEntry
 from triplan.descriptors import CrossEntropyDescriptor, NllLossDescriptor, Operand, ScaleGradientDescriptor
 from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
 
@@ -85,6 +85,13 @@ class ScaleRows(ScaleElements, ops=ScaleGradientDescriptor.ops()):
             return tile
         rows = max(GAPPED // tile.block, 1)
         return Tile(rows, tile.block, max(rows * tile.block // (32 * GAPPED_EACH), 1))
+
+    def arguments(self) -> dict[str, Arg]:
+        return super().arguments() | self.rows.sizes(turned=self.rows.crossed and self.stores_vectors())
+
+    def stores_vectors(self) -> bool:
+        """Whether the gradient can be stored by vectors. Where it cannot, loads by vectors gain nothing."""
+        return self.rows.vector_bytes(self.desc.operand("dx")) >= LEAST_VECTOR
 
     def programs(self) -> int:
         return self.rows.programs(self.tile)

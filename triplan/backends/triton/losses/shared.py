@@ -31,6 +31,9 @@ FEW_ROWS = 128
 #: most: what the L2 cache gives in the time of a launch. Untuned.
 RECOUNTED_ROWS = 512
 RECOUNTED_BYTES = card.LAUNCH_US * card.L2_BYTES_PER_US
+#: Bytes of the shortest vectors by which it pays to access an operand across rows: on an H200, in drawn problems, those
+#: of 4 are slower than single elements, and those of 16 faster. Between: untuned.
+LEAST_VECTOR = 8
 #: Weights of classes that the one program that sums them reads at a time.
 CLASS_BLOCK = 4096
 CLASS_WARPS = 16

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from triplan.backends.runtime.launch import Launch
+from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile, registers_for
 from triplan.backends.triton.norms import crossed_kernels, looped_kernels
@@ -22,6 +23,14 @@ CROSSED = (crossed_kernels.norm_crossed_kernel, crossed_kernels.norm_backward_cr
 #: elements and of longer ones, forward, backward and with gradients of weight or bias.
 LOOP_US, LONG = 0.45, 1 << 15
 SINGLE_PER_US = ((3e5, 4e5, 2.2e5), (3e5, 1.5e5, 1.5e5))
+#: The same of longer rows backward, of which each multiprocessor has at least so many: their programs hide each other's
+#: latencies. (From drawn problems on an H200.)
+MANY, MANY_PER_US = 8, 3e5
+#: The same of one program backward, of rows of more than LONG.
+ALONE_PER_US = 1900.0
+#: Microseconds at least of each block of a row forward where no vectors are loaded: it waits for memory. (From drawn
+#: problems on an H200.)
+BLOCK_US = 0.4
 #: What the second loop's reads cost backward where vectors are loaded. (From drawn problems on an H200.)
 CACHED_SHARE = 0.05
 
@@ -50,7 +59,13 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
         us = max(super().us(target), self.several_us(target))
         if tile.rows == 1:
             per_us = SINGLE_PER_US[r.n > LONG][self.backward + bool(self.gradients)]
+            if self.backward and not self.gradients and r.n > LONG and r.count >= MANY * target.sm_count:
+                per_us = MANY_PER_US
             us = max(us + LOOP_US, self.single_us(per_us))
+            if not r.vectors and not self.backward:
+                us = max(us, LAUNCH_US + BLOCK_US * r.blocks(tile))
+            elif not r.vectors and r.n > LONG:
+                us = max(us, LAUNCH_US + r.n / ALONE_PER_US)
         return us + (self.accumulate_us(target) if self.gradients else 0.0)
 
     def partials_tile(self) -> Tile:

@@ -25,8 +25,8 @@ FEW_ROWS, SINGLE_PER_US = 4, (3.7e5, 3e5, 2e5, 1.2e5)
 #: Microseconds of reducing a gradient's sums of more than 4 rows, and of more than 8, through shared memory, between
 #: more than 4 warps, at a program's end.
 REDUCE_US = (1.0, 2.0)
-#: Microseconds that an element of a thread takes where no vectors are loaded: forward in short rows, and with two sums;
-#: backward, where a thread has more than FEW_EACH.
+#: Microseconds that an element of a thread takes where no vectors are loaded: forward in short rows, and with two sums,
+#: of two operands; backward, where a thread has more than FEW_EACH.
 ELEMENT_US, BACKWARD_ELEMENT_US, FEW_EACH = (0.02, 0.05), 0.1, 8
 #: The same forward in tiles of more than 8 rows of odd lengths, of which each element is loaded by itself.
 ODD_ELEMENT_US = 0.045
@@ -129,6 +129,7 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         if not self.backward:
             odd = r.n % 2 and tile.rows > 8
             each *= max(ODD_ELEMENT_US if odd else 0.0, ELEMENT_US[self.centred])
+            each *= len(self.moved) / 2 if r.crossed else 1.0
             return super().us(target) + (each if tile.rows > 1 else 0.0)
         us = waves_us(self.sums, self.each * tile.rows * sum(self.traffic()) * r.sectors(tile.rows), target)
         if self.divided():

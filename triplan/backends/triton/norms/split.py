@@ -25,6 +25,9 @@ SINGLE_PER_US = ((2.5e5, 0.9e5), (4.2e5, 2.1e5))
 ODD_US = 1.5
 #: Elements of the longest row that does not take longer. From one drawn problem on an H200.
 SHORT_ROW = 128
+#: Microseconds of each launch after the first backward, of rows of at most SHORT_ROW elements. From drawn problems on
+#: an H200.
+LATER_US = 0.5
 
 
 class NormSplit(TurnedSplit, NormEntry, ops=OPS):
@@ -52,6 +55,9 @@ class NormSplit(TurnedSplit, NormEntry, ops=OPS):
     def partials(self) -> tuple[str, ...]:
         names = ("projections", "totals") if self.backward else ("squares", "centres", "rests")
         return names if self.centred else names[:1]
+
+    def later_us(self) -> float:
+        return LATER_US if self.backward and self.rows.n <= SHORT_ROW else super().later_us()
 
     def reduce_us(self, target: Target) -> float:
         return self.accumulate_us(target) if self.backward else super().reduce_us(target)

@@ -17,26 +17,26 @@ from triplan.backends.triton.common.tables_kernels import (
     store_stream,
 )
 
+#: Lists at most of which both halves of a masked block are loaded before one is stored: registers hold them. Untuned.
+BOTH = tl.constexpr(2)
+
 
 @jit
-def _block(
-    lists,
-    ones,
-    scalars,
-    offset,
-    mask,
-    FUNCTION: tl.constexpr,
-    READ: tl.constexpr,
-    WRITTEN: tl.constexpr,
-    TYPES: tl.constexpr,
-    WHOLE: tl.constexpr,
-):
+def _read(lists, ones, offset, mask, READ: tl.constexpr, TYPES: tl.constexpr, WHOLE: tl.constexpr):
     values = ()
     for i in tl.static_range(len(READ)):
         if READ[i] < 0:
             values = values + (ones[-1 - READ[i]],)
         else:
             values = values + (read_stream(lists[READ[i]], offset, mask, TYPES[READ[i]], WHOLE),)
+    return values
+
+
+@jit
+def _write(
+    lists, values, scalars, offset, mask, FUNCTION: tl.constexpr, WRITTEN: tl.constexpr, TYPES: tl.constexpr,
+    WHOLE: tl.constexpr,
+):  # fmt: skip
     results = FUNCTION(values, scalars)
     for i in tl.static_range(len(WRITTEN)):
         store_stream(lists[WRITTEN[i]], offset, results[i], mask, TYPES[WRITTEN[i]], WHOLE)
@@ -74,12 +74,22 @@ def pointwise_kernel(
     for k in tl.static_range(len(ones)):
         single = single + (tl.load(ones[k]),)
     count = shifted_count(rest, shift, CHUNK)
-    for i in range(0, count, BLOCK):
+    # A chunk has an element. Were that not known, addresses would be loaded behind a branch, when ``rest`` has come.
+    for i in range(0, tl.maximum(count, 1), BLOCK):
         # Alignment is tested on the addresses themselves, so that no table can promise a wrong one.
         if ((joined % 16) == 0) & (first + i >= shift) & (i + BLOCK <= count):
             whole = first + i + tl.arange(0, BLOCK)
-            _block(lists, single, scalars, whole, None, FUNCTION, READ, WRITTEN, TYPES, True)
+            wholes = _read(lists, single, whole, None, READ, TYPES, True)
+            _write(lists, wholes, scalars, whole, None, FUNCTION, WRITTEN, TYPES, True)
+        elif len(TYPES) <= BOTH:
+            first_offset, first_mask = half_of(0, first, i, shift, count, BLOCK)  # see ``half_of``
+            offset, mask = half_of(1, first, i, shift, count, BLOCK)
+            values = _read(lists, single, first_offset, first_mask, READ, TYPES, False)
+            others = _read(lists, single, offset, mask, READ, TYPES, False)
+            _write(lists, values, scalars, first_offset, first_mask, FUNCTION, WRITTEN, TYPES, False)
+            _write(lists, others, scalars, offset, mask, FUNCTION, WRITTEN, TYPES, False)
         else:
-            for half in tl.static_range(2):  # see ``half_of``
+            for half in tl.static_range(2):
                 offset, mask = half_of(half, first, i, shift, count, BLOCK)
-                _block(lists, single, scalars, offset, mask, FUNCTION, READ, WRITTEN, TYPES, False)
+                values = _read(lists, single, offset, mask, READ, TYPES, False)
+                _write(lists, values, scalars, offset, mask, FUNCTION, WRITTEN, TYPES, False)

@@ -224,29 +224,33 @@ def update_kernel(
         if tl.load(found_inf) != 0.0:
             return
     tensor, first, rest = chunk_of(chunks, starts, sizes, CHUNK, PARTS)
-    if rest <= 0:
-        return
+    a = ()  # loaded before a branch: behind it, each would wait for ``rest``
+    for k in tl.static_range(len(TYPES)):
+        a = a + (address_of(addresses, k, tensor, tensors),)
+    step = tl.load(steps + tensor)
+    if PARTS > 1:
+        if rest <= 0:
+            return
     # One reciprocal instead of divisions: it is exact for the scales of a GradScaler, which are powers of two.
     scale = 1.0 if grad_scale is None else tl.div_rn(1.0, tl.load(grad_scale))
-    step = tl.load(steps + tensor)
     s = SCALARS(hyper, step.to(tl.float64), FLAGS)
     if seed is not None:
         seed = tl.load(seed)
     stream = (tensor << 32) | step.to(tl.int64)
     shift = 0  # random bits are drawn for whole vectors of a tensor's elements
     if seed is None:
-        shift = shift_of(address_of(addresses, NARROWEST, tensor, tensors), TYPES[NARROWEST])
-    a, joined = (), first * 0
+        shift = shift_of(a[NARROWEST], TYPES[NARROWEST])
+    lists, joined = (), first * 0
     for k in tl.static_range(len(TYPES)):
-        address = shifted(address_of(addresses, k, tensor, tensors), shift, TYPES[k])
-        a, joined = a + (address,), joined | address
+        address = shifted(a[k], shift, TYPES[k])
+        lists, joined = lists + (address,), joined | address
     count = shifted_count(rest, shift, CHUNK // PARTS)
     within = tl.arange(0, BLOCK)
-    for i in range(0, count, BLOCK):
+    for i in range(0, tl.maximum(count, 1), BLOCK):  # there is an element: no branch
         at = first + i
         here = ()
         for k in tl.static_range(len(TYPES)):
-            here = here + (shifted(a[k], -at, TYPES[k]),)
+            here = here + (shifted(lists[k], -at, TYPES[k]),)
         # Alignment is tested on the addresses themselves, so that no table can promise a wrong one.
         if ((joined % 16) == 0) & (at >= shift) & (i + BLOCK <= count):
             _block(
