@@ -84,6 +84,16 @@ def test_single_elements_of_rows_are_copied_if_b_is_read_in_vectors(change: dict
             assert multiplies.constexprs["A_HELD"] is expected
 
 
+def test_large_tiles_copy_single_elements_of_long_rows_only() -> None:
+    desc = tp.GemmDescriptor(m=1 << 16, n=1024, k=1025, element="f32", layouts={"a": LOOSE_ROW})
+    held = {}
+    for split in fma.splits_of(desc, H200):
+        (multiplies,) = (x for x in fma.launches(desc, split) if x.kernel.__name__ == KERNEL)
+        held[split.tile.m, split.tile.n] = multiplies.constexprs["A_HELD"]
+    assert held == {(128, 128): True, (64, 128): False, (128, 64): False}
+    assert fma.cheapest(desc, H200).tile.m == 128
+
+
 def test_tiles_of_64_rows_are_faster_for_odd_rows() -> None:
     desc = tp.GemmDescriptor(m=58788, n=97, k=4111, element="f32", epilogue="bias_relu", layouts={"a": LOOSE_ROW})
     assert (fma.cheapest(desc, H200).tile.m, fma.cheapest(desc, H200).tile.n) == (64, 128)

@@ -77,6 +77,9 @@ NARROW_COPIED = 1.2
 #: Bytes of partial sums per microsecond where their rows begin at any element, or those of a C without unit stride:
 #: they are written one at a time.
 SINGLE_BYTES_PER_US = 1e6
+#: Elements of a large tile, and from which k on it copies single elements of A. From runs on an H200 that are not
+#: published, with k of 129 and 1025, which lost by it, and of 4111, which gained.
+LARGE, COPIED_K = 128 * 128, 2048
 #: Factor on FMAs in tiles of 128 by 128 for a row-major A: tiles of 64 rows begin sooner. From runs on an H200 that are
 #: not published.
 TALL_ROWS = 1.03
@@ -143,12 +146,15 @@ def _vector(o: Operand) -> int:
     return 1 if is_elementwise(o) else vector_elements(o.element.itemsize)
 
 
-def _is_held(a: Operand, b: Operand) -> bool:
+def _is_held(desc: MatrixProductDescriptor, tile: Tile) -> bool:
     """Whether a row-major A passes through registers.
 
-    It takes less time to copy single elements, but their addresses and those of single elements of B would spill.
+    It takes less time to copy single elements, but their addresses and those of single elements of B would spill, and
+    the largest tiles wait for the first of them where k is short.
     """
-    return is_row_major(a) and (_vector(a) > 1 or _vector(b) == 1)
+    a, b = _factors(desc)
+    short = tile.m * tile.n >= LARGE and desc.k < COPIED_K
+    return is_row_major(a) and (_vector(a) > 1 or _vector(b) == 1 or short)
 
 
 def _stores_singly(desc: MatrixProductDescriptor) -> bool:
@@ -228,7 +234,7 @@ def _on_lines(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
             "A_VECTOR": _vector(a),
             "B_VECTOR": b_vector,
             "A_ROWS": is_row_major(a),
-            "A_HELD": _is_held(a, b),
+            "A_HELD": _is_held(desc, tile),
             "C_SINGLE": tile.n >= WARP_N and _stores_singly(result),
             "ACTIVATION": ACTIVATIONS[result.activation],
         },
@@ -248,7 +254,7 @@ def fma_us(desc: MatrixProductDescriptor, split: Split, target: Target) -> float
     rate = WIDE_MFLOP_US if resident == 1 else MFLOP_US
     a, b = _factors(desc)
     slower = SINGLE ** sum(_vector(o) == 1 for o in (a, b))
-    copied = is_row_major(a) and not _is_held(a, b)
+    copied = is_row_major(a) and not _is_held(desc, tile)
     if is_row_major(a) and (tile.m, tile.n) == (128, 128) and (waves <= TALL_ROWS_WAVES or copied):
         slower *= TALL_ROWS
     if tile.n < WARP_N:
