@@ -72,6 +72,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "huge axis": (lambda: SOFTMAX.replace(softmax_axis=HUGE), InvalidProblem, "softmax_axis = "),
     "huge workspace": (lambda: tp.plan(GEMM, max_workspace_bytes=HUGE), InvalidProblem, "max_workspace_bytes = "),
     "huge target": (lambda: TARGETS[0].replace(sm_count=HUGE), InvalidProblem, "sm_count = "),
+    "target without multiprocessors": (lambda: TARGETS[0].replace(sm_count=0), InvalidProblem, "sm_count = 0"),
     "long element": (lambda: GEMM.replace(element="x" * 10**5), InvalidProblem, "xxx... is not an element"),
     "surrogate in a field": (lambda: GEMM.replace(**{SURROGATE: 1}), InvalidProblem, "valid string"),
     "surrogate in a key": (lambda: tp.PlanPreference(kernel=SURROGATE).key, InvalidProblem, "surrogates"),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from triplan.errors import InvalidProblem, Unsupported, shown
 from triplan.sku.kinds import ArchSku
@@ -20,7 +20,8 @@ TargetName = Literal["a100", "h100", "h200", "cpu"]
 
 
 class Target(FrozenModel):
-    """Architecture, number of multiprocessors, and bytes of shared memory per block. ``name`` is only displayed."""
+    """Architecture, number of multiprocessors (of a GPU at least 1), and bytes of shared memory per block. ``name`` is
+    only displayed."""
 
     display_only: ClassVar[frozenset[str]] = frozenset({"name"})
 
@@ -29,6 +30,12 @@ class Target(FrozenModel):
     shared_memory: Annotated[int, Field(ge=0, lt=2**31)]
     interpret: bool = False
     name: str = ""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.is_gpu and self.sm_count == 0:
+            raise ValueError("sm_count = 0: a GPU has multiprocessors")
+        return self
 
     @property
     def is_gpu(self) -> bool:

@@ -216,7 +216,7 @@ def cost_us(desc: AttendingDescriptor, target: Target, products: int, rate: floa
     """
     work = 2.0 * products * desc.batch * desc.heads * pairs(desc, tile // 2) * width / (rate * TERA_PER_US)
     programs = desc.batch * desc.heads * max(math.ceil(desc.queries / tile), 1)
-    sms = max(target.sm_count, 1)
+    sms = target.sm_count
     nbytes = sum(o.nbytes for o in desc.operands() if o.is_tensor and o.name != "mask")
     idle = max(sms / max(programs, 1), 1.0)
     return card.LAUNCH_US + max(work * idle, nbytes / card.BYTES_PER_US)

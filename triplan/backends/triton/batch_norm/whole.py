@@ -75,7 +75,7 @@ def rank(desc: BatchNormBackwardDescriptor, target: Target) -> float:
     """Estimated microseconds."""
     nbytes = sum(o.nbytes for o in desc.operands())
     found = tiles(desc)
-    walks = waves(found, max(target.sm_count, 1)) * found.each * TILE_US / (1 if desc.training else 2)
+    walks = waves(found, target.sm_count) * found.each * TILE_US / (1 if desc.training else 2)
     return card.LAUNCH_US + max(walks, nbytes / card.BYTES_PER_US)
 
 

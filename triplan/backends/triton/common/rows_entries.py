@@ -195,12 +195,12 @@ class Entry(ABC):
         nothing."""
         slowdown = F64_SLOWDOWN if self.element is ElementKind.F64 else 1.0
         held = self.rows.numbered / max(self.rows.groups(tile.rows), 1)  # rows of a tile that exist
-        return slowdown * held * tile.block * max(programs / max(target.sm_count, 1), alone) / per_us
+        return slowdown * held * tile.block * max(programs / target.sm_count, alone) / per_us
 
     def busy_us(self, programs: int, target: Target) -> float:
         """Microseconds that ``programs`` programs cost beside their traffic."""
         held = max(self.tile.warps, SM_WARPS // SM_PROGRAMS)
-        return programs * held * self.program_us / (SM_WARPS * max(target.sm_count, 1))
+        return programs * held * self.program_us / (SM_WARPS * target.sm_count)
 
     @cached_property
     def given(self) -> dict[str, Arg]:
@@ -331,7 +331,7 @@ class LoopedRows(Entry):
     def us(self, target: Target) -> float:
         first, second = self.traffic()
         again = first if second else 0
-        running = min(self.rows.count, self.resident() * max(target.sm_count, 1))
+        running = min(self.rows.count, self.resident() * target.sm_count)
         share = self.cached_share if running * again <= L2_BYTES else self.missed_share
         nbytes = self.tile.rows * self.rows.sectors(self.tile.rows) * (first + second + share * again)
         return self.reducing_us(self.programs(), nbytes, target)
@@ -343,7 +343,7 @@ class LoopedRows(Entry):
             return 0.0
         per_us = SEVERAL_PER_US[2 if self.backward else 0 if narrow else 1]
         # With more programs than multiprocessors and up to twice as many, the busiest have two.
-        alone = 2.0 if 1 < self.programs() / max(target.sm_count, 1) <= 2 else ALONE if narrow else 1.0
+        alone = 2.0 if 1 < self.programs() / target.sm_count <= 2 else ALONE if narrow else 1.0
         block_us = self.tiles_us(tile, self.programs(), per_us, target, alone)
         return LAUNCH_US + self.rows.blocks(tile) * block_us
 

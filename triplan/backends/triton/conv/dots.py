@@ -68,7 +68,7 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
 
 def rank(desc: Conv2dProblem, target: Target) -> float:
     """Estimated microseconds: programs of a multiprocessor begin one after another, and hide each other's waits."""
-    waves = programs(desc) / max(target.sm_count, 1)
+    waves = programs(desc) / target.sm_count
     steps = _steps_us(desc, *_division(desc)) * (F64 if desc.element.itemsize == 8 else 1.0)
     return card.OVERLAPPED_LAUNCH_US + BEGIN_US * max(waves - 1, 0.0) + steps * max(SHARED * waves, 1.0)
 

@@ -272,7 +272,7 @@ def fma_us(desc: MatrixProductDescriptor, split: Split, target: Target) -> float
 
 def _slots(tile: Tile, target: Target) -> int:
     """Programs of a wave."""
-    return max(target.sm_count, 1) * RESIDENT_WARPS // tile.warps
+    return target.sm_count * RESIDENT_WARPS // tile.warps
 
 
 def _pieces(desc: MatrixProductDescriptor, tile: Tile, target: Target) -> list[int]:

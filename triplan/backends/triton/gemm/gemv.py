@@ -117,7 +117,7 @@ def _shared(desc: MatrixProductDescriptor, block: Block, along_k: bool) -> int:
 
 def block_us(desc: MatrixProductDescriptor, block: Block, target: Target) -> float:
     """Estimated microseconds."""
-    sms, programs = max(target.sm_count, 1), _programs(desc, block)
+    sms, programs = target.sm_count, _programs(desc, block)
     steps = -(-block.piece(desc.k) // block.depth)
     matrix, along_k = matrix_of(desc)
     # Blocks begin and end within sectors, which another block may have brought into the L2 cache.

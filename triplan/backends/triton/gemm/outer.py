@@ -60,7 +60,7 @@ def _width(extent: int, most: int) -> int:
 
 def tile_of(desc: MatrixProductDescriptor, target: Target) -> OuterTile:
     """As wide along C's unit-stride axis as C is, up to ``MOST_COLUMNS``."""
-    elements, numel, sms = ELEMENTS_OF_TILE[desc.sums.itemsize], desc.operand("c").numel, max(target.sm_count, 1)
+    elements, numel, sms = ELEMENTS_OF_TILE[desc.sums.itemsize], desc.operand("c").numel, target.sm_count
     if numel < FILLED * elements * sms:
         elements = ELEMENTS_OF_SMALL_TILE if numel >= ELEMENTS_OF_SMALL_TILE * sms else ELEMENTS_OF_LEAST_TILE
     if unit_axis(desc.operand("c")) == 0:
@@ -83,7 +83,7 @@ def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
 
 def rank(desc: MatrixProductDescriptor, target: Target) -> float:
     """Estimated microseconds."""
-    tile, sms = tile_of(desc, target), max(target.sm_count, 1)
+    tile, sms = tile_of(desc, target), target.sm_count
     results = desc.operand("c").numel * desc.out.itemsize * (1 + desc.reads_c0 + desc.saves_pre)
     factors = math.prod(desc.lead) * desc.k * (desc.m + desc.n) * desc.element.itemsize
     written = -(-_programs(desc, tile) // sms) * tile.m * tile.n * ELEMENT_US * (1 + desc.k / 4)

@@ -209,7 +209,7 @@ def is_short(desc: MatrixProductDescriptor) -> bool:
 
 def ring_us(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> float:
     """Estimated microseconds of one kernel."""
-    batch, sms = math.prod(desc.lead), max(target.sm_count, 1)
+    batch, sms = math.prod(desc.lead), target.sm_count
     tiles = tiles_in(desc, ring)
     each = tile_us(ring, desc.k, min(tiles / sms, 1.0)) + activation_us(desc, ring.m * ring.n)
     waves = math.ceil(tiles / sms)

@@ -187,7 +187,7 @@ def activation_us(desc: MatrixProductDescriptor, elements: int) -> float:
 def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: int = 1) -> float:
     """Estimated microseconds of one kernel that multiplies in ``tile``, with k cut into ``pieces``."""
     itemsize, rows = desc.element.itemsize, is_row_major(desc.operand("b"))
-    sms = max(target.sm_count, 1)
+    sms = target.sm_count
     programs = programs_of(desc, tile) * pieces
     steps = max(-(-desc.k // (tile.k * pieces)), 1)
     resident = resident_programs(desc, tile, target)

@@ -96,7 +96,7 @@ def sums_of(desc: GemmBackwardDescriptor, ring: Ring, target: Target, parts: int
     if not (is_contiguous(desc.operand("dbias")) and is_row_major(desc.operand("dc"))):
         return "apart"
     pair = pair_of(desc)
-    idle = -sum(rings.tiles_in(p.desc, ring) for p in pair) % max(target.sm_count, 1)
+    idle = -sum(rings.tiles_in(p.desc, ring) for p in pair) % target.sm_count
     strip_us = desc.m * ring.n * desc.element.itemsize / SUM_BYTES_PER_US
     soon = strip_us <= rings.tile_us(ring, pair.second.desc.k)
     if parts == 1 and not ring.pingpong and _strips(desc, ring) <= idle and soon:
@@ -189,7 +189,7 @@ def ring_us(desc: GemmBackwardDescriptor, ring: Ring, target: Target) -> float:
     if not wants_both(desc):
         (product,) = gradient_products(desc).values()
         return rings.ring_us(product.desc, ring, target) + column_sums.cost_us(desc)
-    pair, sms, parts = pair_of(desc), max(target.sm_count, 1), parts_of(desc, ring, target)
+    pair, sms, parts = pair_of(desc), target.sm_count, parts_of(desc, ring, target)
     if parts > 1:
         products_us = _parts_us(desc, ring, target, parts)
     else:

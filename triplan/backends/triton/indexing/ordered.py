@@ -53,7 +53,7 @@ def rank(desc: IndexingDescriptor, target: Target) -> float:
     """Microseconds. Every program visits every step: the instructions of all, or the latency of one, is the limit."""
     g = geometry(desc)
     steps = g.fold[1]
-    issue_us = programs(g) * steps * STEP_INSTRUCTIONS / (max(target.sm_count, 1) * SM_INSTRUCTIONS_PER_US)
+    issue_us = programs(g) * steps * STEP_INSTRUCTIONS / (target.sm_count * SM_INSTRUCTIONS_PER_US)
     return LAUNCH_US + max(issue_us, STEP_US * steps)
 
 

@@ -47,7 +47,7 @@ def applies(desc: IndexingDescriptor, target: Target) -> Support:
 
 def rank(desc: IndexingDescriptor, target: Target) -> float:
     g, s = geometry(desc), sorted_view(desc)
-    waves = programs(desc) / (RESIDENT * max(target.sm_count, 1))
+    waves = programs(desc) / (RESIDENT * target.sm_count)
     summed = max(PROGRAM_US * waves, FIRST_US + KEY_US * s.count + TERM_US * s.count / max(s.slots, 1))
     wide = s.inner >= segments.WIDE_COLS and not g.packed
     return zero_us(g) + LAUNCH_US + (WALKED * summed if wide else summed)

@@ -54,5 +54,5 @@ class ScaleElements(Entry, ops=ScaleGradientDescriptor.ops()):
 
     def launches(self, target: Target) -> list[Launch]:
         """One launch, of no more programs than are resident."""
-        most = RESIDENT * max(target.sm_count, 1) * WARPS // self.tile.warps
+        most = RESIDENT * target.sm_count * WARPS // self.tile.warps
         return [replace(launch, grid=min(launch.grid, most)) for launch in super().launches(target)]

@@ -38,7 +38,7 @@ def rank(desc: SampleDescriptor, target: Target) -> float:
     masses = 2 + searches * desc.top_p
     passes = 1 + masses + searches * desc.top_k
     token = passes * desc.element.itemsize / SM_BYTES_PER_US + masses / SM_EXPONENTIALS_PER_US
-    busy = -(-desc.rows // max(target.sm_count, 1)) * desc.vocabulary * token
+    busy = -(-desc.rows // target.sm_count) * desc.vocabulary * token
     return LAUNCH_US + passes * PASS_US + busy
 
 

@@ -82,7 +82,7 @@ def parts_of(desc: SampleDescriptor, target: Target) -> Parts:
     group = min(max(ceil_power(-(-n // few)), GROUP), chunk)
     places = min(PLACES, chunk)
     width, many = (min(places, max(of_all // ceil_power(chunks), 16)) for of_all in (SOUGHT, MANY))
-    span = SPAN if desc.rows * chunks >= SPANS * SPAN * max(target.sm_count, 1) and chunk == CHUNK else 1
+    span = SPAN if desc.rows * chunks >= SPANS * SPAN * target.sm_count and chunk == CHUNK else 1
     found = Parts(chunk, chunks, group, places, span, width, max(ceil_power(chunks) * many, 16), {}, 0)
     sizes = {
         "sums": 8 * 3 * chunks,
@@ -117,7 +117,7 @@ def supports(desc: SampleDescriptor, target: Target) -> Support:
 
 def rank(desc: SampleDescriptor, target: Target) -> float:
     """A read of the rows; of wide rows (all may be), another, with exponentials; two programs of each row. Untuned."""
-    multiprocessors, tokens = max(target.sm_count, 1), desc.rows * desc.vocabulary
+    multiprocessors, tokens = target.sm_count, desc.rows * desc.vocabulary
     size = tokens * desc.element.itemsize
     masses = max(size / L2_BYTES_PER_US, tokens / (multiprocessors * SM_EXPONENTIALS_PER_US))
     each = (1 + desc.top_p) * ROW_US if desc.top_k or desc.top_p else FREE_ROW_US

@@ -85,7 +85,7 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
         return [self.launch(self.which[self.backward], registers=most, AHEAD=ahead)]
 
     def us(self, target: Target) -> float:
-        sms = max(target.sm_count, 1)
+        sms = target.sm_count
         waves, steps = -(-self.programs() // (SM_WARPS // self.tile.warps * sms)), -(-self.rows.n // self.tile.block)
         us, wide = super().us(target), self.compute.itemsize // 4
         if self.is_ahead() and self.without_vectors():

@@ -124,7 +124,7 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         if self.exchanged():
             us += EXCHANGED_US[self.backward] * self.rows.n
         if self.rows.is_strided() and tile.rows == 1:
-            alone = -(-self.programs() // max(target.sm_count, 1)) * self.gapped_us()
+            alone = -(-self.programs() // target.sm_count) * self.gapped_us()
             return max(us, LAUNCH_US + max(alone, self.programs() * tile.block / GAPPED_PER_US))
         if not self.rows.crossed or tile.rows == 1:
             return us

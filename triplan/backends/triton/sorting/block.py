@@ -49,7 +49,7 @@ def rank(desc: Ordered, target: Target) -> float:
     warps, items = shape_of(desc)
     moved = desc.n * desc.element.itemsize + kept_of(desc)[1] * (desc.element.itemsize + 8)
     digit_us = 32 * warps * items / SM_ORDERED_PER_US + warps * COUNTERS_US
-    waves = -(-desc.rows // max(target.sm_count, 1))
+    waves = -(-desc.rows // target.sm_count)
     return waves_us(max(desc.rows, 1), moved, target) + waves * desc.element.itemsize * digit_us
 
 

@@ -110,7 +110,7 @@ class Stage:
 
 def stages(desc: Selection, target: Target) -> list[Stage]:
     """One launch, or two where rows are few and long."""
-    wanted = -(-PROGRAMS * max(target.sm_count, 1) // max(desc.rows, 1))
+    wanted = -(-PROGRAMS * target.sm_count // max(desc.rows, 1))
     parts = max(min(wanted, desc.n // max(SPAN, GROUPS_TAKEN * desc.k)), 1)
     first = Stage(desc.n, desc.k, parts)
     return [first] if parts == 1 else [first, Stage(parts * desc.k, desc.k, 1)]
@@ -129,7 +129,7 @@ def supports(desc: Selection, target: Target) -> Support:
 
 def rank(desc: Selection, target: Target) -> float:
     """Each stage reads its elements once, and finds and ranks what is taken: by bytes, instructions, or latency."""
-    found, sms, itemsize = 0.0, max(target.sm_count, 1), desc.element.itemsize
+    found, sms, itemsize = 0.0, target.sm_count, desc.element.itemsize
     for stage in stages(desc, target):
         programs = desc.rows * stage.parts
         size, pairs = stage.longest * itemsize, stage.k**2

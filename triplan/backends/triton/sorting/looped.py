@@ -42,7 +42,7 @@ def rank(desc: Selection, target: Target) -> float:
     pairs = desc.k**2 if isinstance(desc, TopKDescriptor) else 0
     each = passes * (SM_PASS_US + desc.n / SM_DIGITS_PER_US) + pairs * PAIR_US
     alone = passes * (PASS_US + desc.n * size / SM_BYTES_PER_US) + pairs * PAIR_ALONE_US
-    return LAUNCH_US + max(alone, -(-desc.rows // max(target.sm_count, 1)) * each)
+    return LAUNCH_US + max(alone, -(-desc.rows // target.sm_count) * each)
 
 
 def block_of(desc: Selection) -> tuple[int, int]:

@@ -70,7 +70,7 @@ def rank(desc: Ordered, target: Target) -> float:
     numel = desc.rows * tiles_of(desc) * tile_of(desc)
     read = numel * desc.element.itemsize / BYTES_PER_US
     moved = numel * 2 * (max(desc.element.itemsize, 4) + 4) / BYTES_PER_US
-    ordered = numel / (max(target.sm_count, 1) * SM_ORDERED_PER_US)
+    ordered = numel / (target.sm_count * SM_ORDERED_PER_US)
     return (passes_of(desc) + 3) * LAUNCH_US + read + passes_of(desc) * (moved + ordered)
 
 

@@ -61,7 +61,7 @@ def rank(desc: Sorted, target: Target) -> float:
     """Each pass reads the elements twice, and moves them with their positions. Untuned."""
     numel = desc.rows * tiles_of(desc) * tile_of(desc)
     moved = numel * (3 * desc.element.itemsize + 12) / BYTES_PER_US
-    sorts = numel / (max(target.sm_count, 1) * SM_SORTED_PER_US)
+    sorts = numel / (target.sm_count * SM_SORTED_PER_US)
     return passes_of(desc) * (3 * LAUNCH_US + moved + sorts)
 
 

@@ -50,7 +50,7 @@ def rank(desc: Ordered, target: Target) -> float:
     steps = k * (k + 1) // 2 * (2 if desc.element.itemsize == 8 else 1)
     kept = kept_of(desc)[1]
     moved = (desc.n * desc.element.itemsize + kept * (desc.element.itemsize + 8)) * rows
-    waves = -(-programs // max(target.sm_count, 1))
+    waves = -(-programs // target.sm_count)
     return waves_us(programs, moved, target) + waves * rows * block * steps / SM_STEPS_PER_US[desc.element.itemsize]
 
 
