@@ -184,6 +184,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "embedding: sparse": (lambda: F.embedding(I64, X, sparse=True), triplan.Unsupported, "sparse gradients"),
     "embedding_bag: mode": (lambda: F.embedding_bag(I2, X, mode="min"), ValueError, "sum, mean or max"),
     "embedding_bag: offsets": (lambda: F.embedding_bag(I64, X), ValueError, "1D tensor of offsets"),
+    "embedding_bag: devices": (lambda: F.embedding_bag(I64, X, I64.to("meta")), RuntimeError, "on the same device"),
     "mm: i32": (lambda: F.mm(X.int(), X.int()), triplan.Unsupported, "i8 and u8"),
     "scatter: dtype": (lambda: F.scatter(X, 0, I2, X.half()), RuntimeError, "Expected self.dtype to be equal"),
     "index_select: matrix": (lambda: F.index_select(X, 0, I2), IndexError, "Index is supposed to be a vector"),

@@ -320,6 +320,7 @@ def _bags(input: Tensor, offsets: Tensor | None, include_last_offset: bool) -> t
         return input.size(0), of.reshape(-1)
     if input.dim() != 1 or offsets is None or offsets.dim() != 1:
         raise ValueError("embedding_bag(): expected a 2D input, or a 1D input with a 1D tensor of offsets")
+    check_same_device("embedding_bag", input, offsets)
     starts = offsets[:-1] if include_last_offset else offsets
     positions = torch.arange(input.numel(), device=input.device, dtype=offsets.dtype)
     return starts.numel(), (torch.searchsorted(starts.contiguous(), positions, right=True) - 1)
