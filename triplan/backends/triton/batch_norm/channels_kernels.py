@@ -274,6 +274,20 @@ def passed_on(g, out, strides, row, channel, pixel, inner, mask):
 
 
 @jit
+def both_of(dout, x, out, dresidual, strides, row, channel, pixel, inner, mask, COMPUTE: tl.constexpr):
+    """(dout, x) of a tile; with ``out`` dout is 0 where that is, and ``dresidual``, if there is one, is that dout.
+
+    strides: of dout, x, out and dresidual.
+    """
+    g = read(dout, strides[0], row, channel, pixel, inner, mask).to(COMPUTE)
+    v = read(x, strides[1], row, channel, pixel, inner, mask).to(COMPUTE)
+    g = passed_on(g, out, strides[2], row, channel, pixel, inner, mask)
+    if dresidual is not None:
+        write(dresidual, strides[3], row, channel, pixel, inner, g, mask)
+    return g, v
+
+
+@jit
 def batch_norm_sums_kernel(
     dout,
     x,
@@ -316,17 +330,14 @@ def batch_norm_sums_kernel(
     if per is None:
         m = parameter_of(mean, own_of(channel, own), exists, COMPUTE)
         r = parameter_of(rstd, own_of(channel, own), exists, COMPUTE)
+    strides = (dout_strides, x_strides, out_strides, dresidual_strides)
     a = tl.zeros((ROWS, BLOCK), COMPUTE)
     b = tl.zeros((ROWS, BLOCK), COMPUTE)
     length = tl.minimum(rows - part * each * ROWS, each * ROWS)
     for step in range(tl.cdiv(length, ROWS)):
         row = (part * each + step) * ROWS + tl.arange(0, ROWS)[:, None]
         mask = live & (row < rows)
-        g = read(dout, dout_strides, row, channel, pixel, inner, mask).to(COMPUTE)
-        v = read(x, x_strides, row, channel, pixel, inner, mask).to(COMPUTE)
-        g = passed_on(g, out, out_strides, row, channel, pixel, inner, mask)
-        if dresidual is not None:
-            write(dresidual, dresidual_strides, row, channel, pixel, inner, g, mask)
+        g, v = both_of(dout, x, out, dresidual, strides, row, channel, pixel, inner, mask, COMPUTE)
         if per is not None:
             at = row.to(tl.int64) * groups + channel // per
             m = parameter_of(mean, at, exists & (row < rows), COMPUTE)
@@ -336,17 +347,27 @@ def batch_norm_sums_kernel(
     if rest is not None:
         if (part + 1) * each * ROWS >= rows:
             row, mask = rest_of(rows, channel, rest, ROWS)
-            g = read(dout, dout_strides, row, channel, pixel, inner, mask).to(COMPUTE)
-            v = read(x, x_strides, row, channel, pixel, inner, mask).to(COMPUTE)
-            g = passed_on(g, out, out_strides, row, channel, pixel, inner, mask)
-            if dresidual is not None:
-                write(dresidual, dresidual_strides, row, channel, pixel, inner, g, mask)
+            g, v = both_of(dout, x, out, dresidual, strides, row, channel, pixel, inner, mask, COMPUTE)
             a += g
             b += g * ((v - m) * r)
     across = tl.cdiv(pixels, BLOCK)  # 1 with LAST
     to = (part.to(tl.int64) * across + beside) * channels + channel
     tl.store(totals + to, of_channel(a, LAST), mask=exists)
     tl.store(projections + to, of_channel(b, LAST), mask=exists)
+
+
+@jit
+def write_gradient(dout, x, out, dx, strides, row, channel, pixel, inner, mask, means, r, scale, COMPUTE: tl.constexpr):
+    """dx = (dout - total - (x - mean) * r * projection) * scale of a tile; without ``means`` dx = dout * scale.
+
+    means: mean, total and projection of the tile's channels; strides: of dout, x, out and dx.
+    """
+    d = read(dout, strides[0], row, channel, pixel, inner, mask).to(COMPUTE)
+    d = passed_on(d, out, strides[2], row, channel, pixel, inner, mask)
+    if means is not None:
+        v = read(x, strides[1], row, channel, pixel, inner, mask).to(COMPUTE)
+        d = d - means[1] - (v - means[0]) * r * means[2]
+    write(dx, strides[3], row, channel, pixel, inner, d * scale, mask)
 
 
 @jit
@@ -391,26 +412,18 @@ def batch_norm_gradient_kernel(
     scale = r
     if weight is not None:
         scale = scale * parameter_of(weight, number, exists, COMPUTE)
+    means = None
     if total is not None:
         m = parameter_of(mean, number, exists, COMPUTE)
         t = parameter_of(total, number, exists, COMPUTE)
-        p = parameter_of(projection, number, exists, COMPUTE)
+        means = (m, t, parameter_of(projection, number, exists, COMPUTE))
+    strides = (dout_strides, x_strides, out_strides, dx_strides)
     length = tl.minimum(rows - part * each * ROWS, each * ROWS)
     for step in range(tl.cdiv(length, ROWS)):
         row = (part * each + step) * ROWS + tl.arange(0, ROWS)[:, None]
         mask = live & (row < rows)
-        d = read(dout, dout_strides, row, channel, pixel, inner, mask).to(COMPUTE)
-        d = passed_on(d, out, out_strides, row, channel, pixel, inner, mask)
-        if total is not None:
-            v = read(x, x_strides, row, channel, pixel, inner, mask).to(COMPUTE)
-            d = d - t - (v - m) * r * p
-        write(dx, dx_strides, row, channel, pixel, inner, d * scale, mask)
+        write_gradient(dout, x, out, dx, strides, row, channel, pixel, inner, mask, means, r, scale, COMPUTE)
     if rest is not None:
         if (part + 1) * each * ROWS >= rows:
             row, mask = rest_of(rows, channel, rest, ROWS)
-            d = read(dout, dout_strides, row, channel, pixel, inner, mask).to(COMPUTE)
-            d = passed_on(d, out, out_strides, row, channel, pixel, inner, mask)
-            if total is not None:
-                v = read(x, x_strides, row, channel, pixel, inner, mask).to(COMPUTE)
-                d = d - t - (v - m) * r * p
-            write(dx, dx_strides, row, channel, pixel, inner, d * scale, mask)
+            write_gradient(dout, x, out, dx, strides, row, channel, pixel, inner, mask, means, r, scale, COMPUTE)
