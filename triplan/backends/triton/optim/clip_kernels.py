@@ -68,11 +68,7 @@ def clip_kernel(
             clipped = _clipped(load_stream(x, whole, None, TYPE, True), coefficient, limit, norm is not None)
             store_stream(x, whole, clipped, None, TYPE, True)
         else:
-            loaded = ()  # both before a store, behind which the second would wait for the first
             for half in tl.static_range(2):  # see ``half_of``
                 offset, mask = half_of(half, first, i, shift, count, BLOCK)
-                loaded = loaded + (load_stream(x, offset, mask, TYPE, False),)
-            for half in tl.static_range(2):
-                offset, mask = half_of(half, first, i, shift, count, BLOCK)
-                own = _clipped(loaded[half], coefficient, limit, norm is not None)
+                own = _clipped(load_stream(x, offset, mask, TYPE, False), coefficient, limit, norm is not None)
                 store_stream(x, offset, own, mask, TYPE, False)
