@@ -125,8 +125,11 @@ def divided(desc: ImagesProblem, groups: int, blocks: int) -> tuple[int, int]:
 
 @fact
 def joined(desc: BatchNormProblem) -> Geometry:
-    """``geometry``; but where channels are adjacent and do not fill whole vectors, several pixels are one row, which
-    does: row r of images [rows, channels] begins between two vectors, those of [rows / 8, 8 * channels] do not."""
+    """``geometry``; but several pixels are one row where channels are adjacent and do not fill whole vectors.
+
+    A row of images [rows, channels] may then begin between two vectors; those of [rows / pixels, pixels * channels]
+    begin at one.
+    """
     found, images = geometry(desc), [o for o in desc.operands() if len(o.shape) == 3]
     aligned = min(16, *(o.alignment for o in images)) // desc.element.itemsize
     vector = max(aligned // power_of_two_in(max(desc.channels, 1)), 1)
@@ -237,10 +240,10 @@ def arguments(desc: ImagesProblem, found: Geometry) -> dict[str, Arg]:
     for o in desc.operands():
         if o.is_tensor:
             given[o.name] = values(o)
-            given[f"{o.name}_strides"] = moving_strides(o)
+            strides = moving_strides(o)
             if found.pixels > 1 and len(o.shape) == 3:
-                _, *inner = moving_strides(o)
-                given[f"{o.name}_strides"] = (Int(columns, True, power_of_two_in(columns)), *inner)
+                strides = (Int(columns, True, power_of_two_in(columns)), *strides[1:])
+            given[f"{o.name}_strides"] = strides
     return given
 
 

@@ -34,8 +34,6 @@ MOST_TILES = 16
 TILE_US = 2.0
 #: Warps of a multiprocessor at a time, by their registers.
 RESIDENT_WARPS = 24
-#: Multiprocessors of an H200. One number for all targets: tolerances depend on the tiles.
-SMS = 132
 
 
 def across_channels(desc: BatchNormBackwardDescriptor, found: Geometry, nbytes: int) -> Geometry:
@@ -60,7 +58,7 @@ def tiles(desc: BatchNormBackwardDescriptor) -> Geometry:
     if not found.last:
         return found._replace(blocks=desc.channels, each=found.groups * found.across, parts=1)
     each = (across_channels(desc, found, nbytes) for nbytes in CHANNEL_BYTES)
-    return min(each, key=lambda one: waves(one, SMS) * one.each)._replace(parts=1)
+    return min(each, key=lambda one: waves(one, card.SMS) * one.each)._replace(parts=1)
 
 
 def supports(desc: BatchNormBackwardDescriptor, target: Target) -> Support:

@@ -22,6 +22,8 @@ L2_BYTES_PER_US = 7e6
 L2_BYTES = 40 << 20
 #: Bytes of the L2 cache that a table may take while the other operands stream through it. Untuned.
 L2_SHARE = 16 << 20
+#: Multiprocessors of an H200: for what bits or tolerances depend on, so that it is the same for every target.
+SMS = 132
 #: Bytes of a sector: the smallest transfer between memory and the L2 cache.
 SECTOR = 32
 #: Warps that a multiprocessor holds (compute capability 8.0 and 9.0).

@@ -28,8 +28,6 @@ MOST_ROWS, MOST_TAPS = 7, kernels.RESULTS.value - kernels.COLUMNS.value + 1
 WARPS, STAGES = 8, 4
 #: Parts that a program of the fold reads at once, so that it has few steps. Untuned.
 FOLD_PARTS = 64
-#: Multiprocessors that the division is chosen for: bits depend on it, so it is the same for all targets.
-SMS = 132
 #: Rows of a piece at least, and pieces at most. Untuned.
 LEAST_ROWS, MOST_PIECES = 8, 8
 #: Microseconds of a step, which is a row of x, of 7 by 7 taps on an H200; fewer were not measured.
@@ -67,7 +65,7 @@ def _division(desc: Conv2dProblem) -> Division:
     for pieces in range(1, max(min(rows // LEAST_ROWS, MOST_PIECES), 1) + 1):
         each = max(-(-rows // pieces), 1)
         found.append(Division(blocks, tiles, -(-rows // each), groups, each))
-    return min(found, key=lambda d: (_steps_us(desc, d, SMS), d.pieces))
+    return min(found, key=lambda d: (_steps_us(desc, d, card.SMS), d.pieces))
 
 
 def _parts(desc: Conv2dProblem) -> int:

@@ -23,8 +23,6 @@ from triplan.sku.facts import fact
 #: Pairs of a tap and a channel of a program, and pixels of a step: 16 products for each thread at most.
 DIVISIONS = tuple((terms, pixels) for terms in (1, 2, 4, 8) for pixels in (128, 256, 512) if terms * pixels <= 2048)
 WARPS = 4
-#: Multiprocessors that the division is chosen for: bits depend on it, so it is the same for all targets.
-SMS = 132
 #: Microseconds of a step, which waits for loads, and of each of a thread's loads. On an H100, of 1 to 1337 steps.
 WAIT_US, LOAD_US = 0.5, 0.03
 #: Microseconds of each further program of a multiprocessor beside its steps, and the share of these that it takes if
@@ -48,7 +46,7 @@ def _steps_us(desc: Conv2dProblem, terms: int, pixels: int) -> float:
 
 def _alone_us(desc: Conv2dProblem, terms: int, pixels: int) -> float:
     """Estimated microseconds of a division whose programs do not share multiprocessors."""
-    waves = max(-(-_programs(desc, terms) // SMS), 1)
+    waves = max(-(-_programs(desc, terms) // card.SMS), 1)
     return (card.OVERLAPPED_LAUNCH_US + _steps_us(desc, terms, pixels)) * waves
 
 

@@ -13,7 +13,7 @@ from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import values
 from triplan.backends.triton.common.strides import axis_strides
 from triplan.backends.triton.conv import shared, wgmma_division
-from triplan.backends.triton.conv.wgmma_division import DIVIDED_FOR, MOST_MAPS, Division, end_under, summed_box
+from triplan.backends.triton.conv.wgmma_division import MOST_MAPS, Division, end_under, summed_box
 from triplan.backends.triton.conv.wgmma_kernels import conv2d_wgmma_kernel
 from triplan.backends.triton.conv.wgmma_rows_kernels import conv2d_rows_wgmma_kernel
 from triplan.backends.triton.conv.wgmma_tiles import (
@@ -81,10 +81,10 @@ def divisions(desc: Conv2dProblem) -> list[tuple[float, Tile, Division]]:
         boxes = tile.boxes(desc.batch, desc.out_extents)[0]
 
         def cost(d: Division, tile: Tile = tile, step_us: float = step_us) -> float:
-            waves = -(-d.shares // DIVIDED_FOR)
+            waves = -(-d.shares // card.SMS)
             busy = waves * (d.steps * step_us + d.pieces_of_share * RESULT_US * tile.blocks)
             # Each multiprocessor has its part of the bandwidth.
-            read = moved / card.BYTES_PER_US * max(DIVIDED_FOR / d.shares, 1.0)
+            read = moved / card.BYTES_PER_US * max(card.SMS / d.shares, 1.0)
             return max(busy, read) + wgmma_division.fold_us(d)
 
         of_tile = wgmma_division.candidates(rows, columns, tiles, tiles_filters, boxes)

@@ -21,8 +21,6 @@ from triplan.backends.triton.conv import shared, shared_kernels as kernels
 from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku.facts import fact
 
-#: Multiprocessors that the gradient of weight is divided for: bits depend on it, so that it is no target's.
-DIVIDED_FOR = 132
 #: Elements of a block of the gradient, and pixels of a box.
 BLOCK, PIXELS = 64 * 64, 64
 #: Tensor maps of x that the kernel takes.
@@ -130,9 +128,9 @@ def candidates(rows: int, columns: int, tiles: int, tiles_filters: int, boxes: i
 
     The last only of up to twice as many tiles as multiprocessors: of more, larger tiles took less time (scripts, H100).
     """
-    shares = [tiles * n for n in range(1, max(min(DIVIDED_FOR // tiles, boxes), 1) + 1)]
-    if tiles * boxes >= DIVIDED_FOR and tiles <= 2 * DIVIDED_FOR:  # no more lanes than boxes
-        shares.append(DIVIDED_FOR)
+    shares = [tiles * n for n in range(1, max(min(card.SMS // tiles, boxes), 1) + 1)]
+    if tiles * boxes >= card.SMS and tiles <= 2 * card.SMS:  # no more lanes than boxes
+        shares.append(card.SMS)
     return [Division(rows, columns, tiles, tiles_filters, boxes, n) for n in shares]
 
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from triplan.backends.runtime.gluon import VIEWS_GROW
 from triplan.backends.triton.common import card
 from triplan.backends.triton.conv import shared
-from triplan.backends.triton.conv.wgmma_division import DIVIDED_FOR
 from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku.facts import fact
 
@@ -142,7 +141,7 @@ def tile_of(desc: Conv2dProblem) -> Tile:
         boxes = [(1, 64 // wide, wide) for wide in (8, 16, 32, 64)]  # rows begin where the swizzle does
         shared_rows = [Tile(b, rows, n, width, desc.kernel[0], reach) for b in boxes for rows, n in ROW_TILES]
         found += [t for t in shared_rows if t.stages >= LEAST_STAGES]
-    return min(found, key=lambda t: parts_of(desc, t, DIVIDED_FOR)[0])
+    return min(found, key=lambda t: parts_of(desc, t, card.SMS)[0])
 
 
 def parts_of(desc: Conv2dProblem, tile: Tile, multiprocessors: int) -> tuple[float, tuple[Part, ...]]:

@@ -11,7 +11,7 @@ from functools import partial
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_two_in
 from triplan.backends.table import Configuration, kernel
-from triplan.backends.triton.common.card import MAX_THREAD_REGISTERS
+from triplan.backends.triton.common.card import MAX_THREAD_REGISTERS, SMS
 from triplan.backends.triton.gemm import copies
 from triplan.backends.triton.gemm.arguments import epilogue_arguments, extent, pointer, product_arguments
 from triplan.backends.triton.gemm.copies import MatrixCopy
@@ -78,7 +78,8 @@ NARROW_COPIED = 1.2
 #: they are written one at a time.
 SINGLE_BYTES_PER_US = 1e6
 #: Elements of a large tile, and from which k on it copies single elements of A. From runs on an H200 that are not
-#: published, with k of 129 and 1025, which lost by it, and of 4111, which gained.
+#: published: at k = 4111 copies are faster than registers; at 129 a large tile with registers is faster than a smaller
+#: one with copies. Untuned between these.
 LARGE, COPIED_K = 128 * 128, 2048
 #: Factor on FMAs in tiles of 128 by 128 for a row-major A: tiles of 64 rows begin sooner. From runs on an H200 that are
 #: not published.
@@ -88,8 +89,6 @@ TALL_ROWS_WAVES = 2
 #: A factor along C whose rows begin anywhere is copied if that takes at most such a part of the FMAs' time: loads in
 #: vectors save more, and let the widest tile be taken. From a run on an H200 that is not published, of A.
 COPIED_SHARE = 0.02
-#: Multiprocessors on which that time is estimated: what is copied must not depend on the target. Those of an H200.
-COPIED_SMS = 132
 #: Of splits whose estimates are within this factor of the lowest, that of the fewest pieces is taken. Untuned.
 NEAR = 1.005
 
@@ -123,7 +122,7 @@ def moved(desc: MatrixProductDescriptor) -> tuple[MatrixCopy, ...]:
 
 def _is_small(o: Operand, others: int) -> bool:
     """Whether a factor, whose elements are each multiplied by ``others`` elements, is small beside the product."""
-    fmas_us = 2e-6 * o.numel * others * WIDE_MFLOP_US / COPIED_SMS
+    fmas_us = 2e-6 * o.numel * others * WIDE_MFLOP_US / SMS
     return MatrixCopy(o, unit_axis(o) or 0).cost_us <= COPIED_SHARE * fmas_us
 
 
@@ -149,8 +148,8 @@ def _vector(o: Operand) -> int:
 def _is_held(desc: MatrixProductDescriptor, tile: Tile) -> bool:
     """Whether a row-major A passes through registers.
 
-    It takes less time to copy single elements, but their addresses and those of single elements of B would spill, and
-    the largest tiles wait for the first of them where k is short.
+    To copy single elements takes less time, but their addresses and those of single elements of B would spill. Large
+    tiles copy them only where k is long (see ``COPIED_K``).
     """
     a, b = _factors(desc)
     short = tile.m * tile.n >= LARGE and desc.k < COPIED_K

@@ -13,7 +13,7 @@ from triplan.sku.facts import fact
 
 
 class View(NamedTuple):
-    """An operand of the backward op, as it is or transposed."""
+    """An operand of an op, as it is or transposed."""
 
     operand: Operand
     transposed: bool
@@ -33,7 +33,7 @@ class View(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One gradient as a product ``c = a @ b``: its descriptor, and what a, b and c are views of."""
+    """A gradient, or a transposed product, as ``c = a @ b``: its descriptor, and what a, b and c are views of."""
 
     desc: GemmDescriptor
     views: Mapping[str, View]
@@ -44,7 +44,7 @@ class Product:
         return "a" if self.views["c"].transposed else "b"
 
     def on_operands(self, launch: Launch) -> Launch:
-        """A launch of ``desc`` with the backward op's operands as arguments."""
+        """A launch of ``desc`` with the op's operands as arguments."""
         return replace(launch, args={name: self.argument(arg) for name, arg in launch.args.items()})
 
     def argument(self, arg: Arg) -> Arg:
@@ -75,8 +75,12 @@ def _transposed(o: Operand) -> Layout:
 def transposed(desc: GemmDescriptor) -> Product:
     """c.T = b.T @ a.T, for a product whose epilogue is an activation."""
     views = {"a": View(desc.operand("b"), True), "b": View(desc.operand("a"), True), "c": View(desc.operand("c"), True)}
-    layouts = tuple((name, view.layout) for name, view in views.items())
-    return Product(desc.replace(m=desc.n, n=desc.m, layouts=layouts), views)
+    return Product(desc.replace(m=desc.n, n=desc.m, layouts=_layouts(views)), views)
+
+
+def _layouts(views: Mapping[str, View]) -> tuple[tuple[str, Layout], ...]:
+    """The field ``layouts`` of a product's descriptor."""
+    return tuple((name, view.layout) for name, view in views.items())
 
 
 def _product(desc: GemmBackwardDescriptor, a: View, b: View, result: Operand) -> Product:
@@ -93,7 +97,7 @@ def _product(desc: GemmBackwardDescriptor, a: View, b: View, result: Operand) ->
         element=desc.element,
         out_element=desc.out_element,
         math=desc.math,
-        layouts=tuple((name, view.layout) for name, view in views.items()),
+        layouts=_layouts(views),
     )
     return Product(product, views)
 
