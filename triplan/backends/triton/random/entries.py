@@ -13,7 +13,7 @@ from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.offsets import I32_LIMIT, layout
 from triplan.backends.triton.common.tiles import fits_grid
-from triplan.backends.triton.random.shared_kernels import NUMBERS
+from triplan.backends.triton.random.shared_kernels import NUMBERS, SCALARS
 from triplan.descriptors import Operand, RandomDescriptor
 from triplan.descriptors.random import INTEGERS, PARAMETERS
 from triplan.sku import ElementKind, PrecisionGuarantee, Support, Target
@@ -93,6 +93,7 @@ def arguments(desc: RandomDescriptor) -> dict[str, Arg]:
 def constants(desc: RandomDescriptor) -> dict[str, Any]:
     return {
         "NUMBER": NUMBERS[desc.op],
+        "SCALARS": SCALARS.get(desc.op),
         "PAIRED": desc.op == "normal",
         "WIDE": desc.is_wide,
         "POINT_TYPE": tl.int64 if desc.operand("out").numel >= I32_LIMIT else tl.int32,

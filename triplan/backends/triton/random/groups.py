@@ -10,10 +10,17 @@ from triplan.descriptors import RandomDescriptor
 from triplan.descriptors.random import READING
 from triplan.sku import Support, Target
 
+#: Blocks per program of at least LOOPED elements, from which on many waves of programs remain. Untuned.
+BLOCKS, LOOPED = 4, 1 << 25
+
+
+def _blocks(desc: RandomDescriptor) -> int:
+    return BLOCKS if desc.operand("out").numel >= LOOPED else 1
+
 
 def _programs(desc: RandomDescriptor) -> int:
     """Programs; one counter more, because ``first`` may lie in the middle of the first one."""
-    return -(-(desc.operand("out").numel + 3) // block_of(desc))
+    return -(-(desc.operand("out").numel + 3) // (block_of(desc) * _blocks(desc)))
 
 
 def applies(desc: RandomDescriptor, target: Target) -> Support:
@@ -30,7 +37,7 @@ def groups(desc: RandomDescriptor, target: Target) -> list[Launch]:
     if numel == 0:
         return []
     args = {**arguments(desc), "numel": Int(numel, numel >= I32_LIMIT)}
-    made = {**constants(desc), "BLOCK": block_of(desc)}
+    made = {**constants(desc), "BLOCK": block_of(desc), "BLOCKS": _blocks(desc)}
     # Without a limit ptxas aims at some 80 registers, to raise occupancy, and spills 8 bytes.
     most = 96 if desc.op in READING else None
     grid = _programs(desc)

@@ -6,14 +6,14 @@
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
-from triplan.backends.triton.common.philox_kernels import as_i64, keep
+from triplan.backends.triton.common.philox_kernels import as_i64, keep, state_of
 from triplan.backends.triton.random.shared_kernels import pairs
 
 
 @jit
-def _write(out, x, parameters, state, counter, point, live, NUMBER, PAIRED, WIDE, BLOCK):
+def _write(out, x, parameters, seed, offset, counter, point, live, NUMBER, PAIRED, WIDE, BLOCK):
     # Words are computed within each branch: shared by both, they would be converted to both layouts in shared memory.
-    a, b = pairs(state, counter, WIDE)
+    a, b = pairs(seed, offset, counter, WIDE)
     given = None
     if x is not None:
         given = tl.load(x + point, mask=live)
@@ -34,30 +34,37 @@ def groups_kernel(
     first,
     numel,
     NUMBER: tl.constexpr,
+    SCALARS: tl.constexpr,
     PAIRED: tl.constexpr,
     WIDE: tl.constexpr,
     POINT_TYPE: tl.constexpr,
     BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ):
-    """out[i] = NUMBER(word(first + i), x[i], parameters) for i < numel.
+    """out[i] = NUMBER(word(first + i), x[i], parameters) for i < numel, in BLOCKS blocks per program.
 
     out, x (or None): any elements, packed. state: see ``state_of``. A counter serves 4 elements, 2 if WIDE. If
     ``first`` is a multiple of that, a vector holds the elements of one counter, and only the last block is masked,
     because masks narrow accesses; otherwise every block is.
     """
+    seed, offset = state_of(state)
     keep(state)
+    if SCALARS is not None:
+        parameters = SCALARS(parameters, out.dtype.element_ty)
     SHARED: tl.constexpr = 2 if WIDE else 4
-    start = tl.program_id(0).to(POINT_TYPE) * BLOCK
     first = as_i64(first)
     skipped = (first & (SHARED - 1)).to(POINT_TYPE)
     ALL: tl.constexpr = 2**63 - 1 if WIDE else 2**62 - 1
-    group = tl.program_id(0).to(tl.int64) * (BLOCK // SHARED) + tl.arange(0, BLOCK // SHARED)
-    counter = ((first >> (1 if WIDE else 2)) + group) & ALL
-    # Vectors hold the elements of one counter: those of two would have to be exchanged through shared memory.
-    point = tl.max_contiguous(start + tl.arange(0, BLOCK), SHARED)
-    if (skipped == 0) & (start + BLOCK <= numel):
-        _write(out, x, parameters, state, counter, point, None, NUMBER, PAIRED, WIDE, BLOCK)
-    else:
-        point -= skipped
-        live = (point >= 0) & (point < numel)
-        _write(out, x, parameters, state, counter, point, live, NUMBER, PAIRED, WIDE, BLOCK)
+    for i in tl.range(BLOCKS):
+        block = tl.program_id(0) * BLOCKS + i
+        start = block.to(POINT_TYPE) * BLOCK
+        group = block.to(tl.int64) * (BLOCK // SHARED) + tl.arange(0, BLOCK // SHARED)
+        counter = ((first >> (1 if WIDE else 2)) + group) & ALL
+        # Vectors hold the elements of one counter: those of two would have to be exchanged through shared memory.
+        point = tl.max_contiguous(start + tl.arange(0, BLOCK), SHARED)
+        if (skipped == 0) & (start + BLOCK <= numel):
+            _write(out, x, parameters, seed, offset, counter, point, None, NUMBER, PAIRED, WIDE, BLOCK)
+        else:
+            point -= skipped
+            live = (point >= 0) & (point < numel)
+            _write(out, x, parameters, seed, offset, counter, point, live, NUMBER, PAIRED, WIDE, BLOCK)

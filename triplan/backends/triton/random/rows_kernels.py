@@ -35,7 +35,8 @@ def _write(
 
     counter: [rows, columns / words of a counter], whose words stand side by side; out_start, x_start: [rows].
     """
-    a, b = pairs(state, counter, WIDE)
+    seed, offset = state_of(state)
+    a, b = pairs(seed, offset, counter, WIDE)
     given = None
     if x is not None:
         at = x + (x_start[:, None] + _along(column, x_strides[2]))
@@ -63,6 +64,7 @@ def rows_kernel(
     out_strides,
     x_strides,
     NUMBER: tl.constexpr,
+    SCALARS: tl.constexpr,
     PAIRED: tl.constexpr,
     WIDE: tl.constexpr,
     TURNED: tl.constexpr,
@@ -81,6 +83,8 @@ def rows_kernel(
     ``skipped`` elements of that belong to what precedes. ALIGNED: index(r) is a multiple of a counter's elements.
     """
     keep(state)
+    if SCALARS is not None:
+        parameters = SCALARS(parameters, out.dtype.element_ty)
     SHARED: tl.constexpr = 2 if WIDE else 4
     ALL: tl.constexpr = 2**63 - 1 if WIDE else 2**62 - 1
     blocks = tl.cdiv(columns + SHARED - 1, BLOCK_COLUMNS)
@@ -197,6 +201,7 @@ def beside_kernel(
     out_strides,
     x_strides,
     NUMBER: tl.constexpr,
+    SCALARS: tl.constexpr,
     PAIRED: tl.constexpr,
     WIDE: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -212,6 +217,8 @@ def beside_kernel(
     neighbouring elements. rows, parts: see ``quotient``; there are ``threads``, BLOCK of them in a program.
     """
     keep(state)
+    if SCALARS is not None:
+        parameters = SCALARS(parameters, out.dtype.element_ty)
     SHARED: tl.constexpr = 2 if WIDE else 4
     thread = tl.program_id(0).to(POINT_TYPE) * BLOCK + tl.arange(0, BLOCK)
     line = quotient(thread, rows)

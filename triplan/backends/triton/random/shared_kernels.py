@@ -1,8 +1,9 @@
 """Random numbers from the words of Philox (common/philox_kernels.py).
 
 Every GPU gives the same bits: multiply-adds are explicit (``tl.fma``) and nothing else is contracted, square roots are
-rounded to nearest, and f32 calls no library. ``NUMBERS`` has the jit function of each op, from (word, x, parameters,
-element of the result); that of ``normal`` takes the two words of a pair of elements and returns both numbers.
+rounded to nearest, and f32 calls no library. ``NUMBERS`` has the jit function of each op, from (word, x, parameters or
+what ``SCALARS`` makes of them, element of the result); that of ``normal`` takes the two words of a pair of elements and
+returns both numbers.
 """
 
 # mypy: ignore-errors
@@ -11,7 +12,7 @@ element of the result); that of ``normal`` takes the two words of a pair of elem
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
-from triplan.backends.triton.common.philox_kernels import as_i64, minus_log, polynomial, state_of, words_of
+from triplan.backends.triton.common.philox_kernels import as_i64, minus_log, polynomial, words_of
 
 
 @jit
@@ -21,12 +22,11 @@ def _wide(low, high):
 
 
 @jit
-def pairs(state, counter, WIDE):
+def pairs(seed, offset, counter, WIDE):
     """(a, b): the first and the second word of each pair of elements of ``counter`` (i64).
 
     Words of 32 bits: two pairs a counter, along a new last axis. WIDE: words of 64 bits, one pair a counter.
     """
-    seed, offset = state_of(state)
     w0, w1, w2, w3 = words_of(seed, offset, counter)
     if WIDE:
         a, b = _wide(w0, w1), _wide(w2, w3)
@@ -50,20 +50,40 @@ def elements_of(seed, offset, counter, parameters, NUMBER, PAIRED, WIDE):
 
 
 @jit
+def _signed(x, sign):
+    """``x``, its sign bit inverted where ``sign``, an unsigned integer of as many bits, has that bit."""
+    return (x.to(sign.dtype, bitcast=True) ^ sign).to(x.dtype, bitcast=True)
+
+
+@jit
+def _root(x):
+    """sqrt(x) in f32, rounded to nearest, for x from 2**-100 to 2**100.
+
+    It is what ptxas makes of sqrt.rn (one step of Newton from an approximation), without the branch to the code for
+    all other x: each root would begin after the one before.
+    """
+    y = tl.rsqrt(x)
+    r = x * y
+    return tl.fma(tl.fma(r, _signed(r, tl.full((), 0x80000000, tl.uint32)), x), 0.5 * y, r)
+
+
+@jit
 def circle(word):
     """(cos(2 * pi * u), sin(2 * pi * u)) with u = word * 2**-32 (64-bit words: 2**-64).
 
     The angle is reduced to at most pi / 4 and a quadrant; the polynomials are those of Cephes (sinf.c, sin.c).
     """
-    if word.dtype == tl.uint32:
-        quadrant = (word + 0x20000000) >> 30
-        a = (word - (quadrant << 30)).to(tl.int32, bitcast=True).to(tl.float32) * 1.4629180792671596e-09
+    BITS: tl.constexpr = word.dtype.primitive_bitwidth
+    ONE: tl.constexpr = 1 << (BITS - 3)  # half a quadrant
+    ahead = word + ONE  # its upper two bits are the quadrant
+    turned = word - (ahead & (6 * ONE))
+    if BITS == 32:
+        a = turned.to(tl.int32, bitcast=True).to(tl.float32) * 1.4629180792671596e-09
         square = a * a
         p = polynomial(square, (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1))
         q = polynomial(square, (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2))
     else:
-        quadrant = (word + 0x2000000000000000) >> 62
-        a = (word - (quadrant << 62)).to(tl.int64, bitcast=True).to(tl.float64) * 3.406121580086554e-19
+        a = turned.to(tl.int64, bitcast=True).to(tl.float64) * 3.406121580086554e-19
         square = a * a
         p = polynomial(
             square,
@@ -89,9 +109,9 @@ def circle(word):
         )
     sin = tl.fma(p * square, a, a)
     cos = tl.fma(q, square * square, tl.fma(square, -0.5, 1.0))
-    turns = (quadrant & 1) != 0
+    turns = (ahead & (2 * ONE)) != 0
     x, y = tl.where(turns, sin, cos), tl.where(turns, cos, sin)
-    return tl.where(((quadrant + 1) & 2) != 0, -x, x), tl.where((quadrant & 2) != 0, -y, y)
+    return _signed(x, (ahead + 2 * ONE) & (4 * ONE)), _signed(y, ahead & (4 * ONE))
 
 
 @jit
@@ -132,7 +152,7 @@ def normal(a, b, parameters):
     """(mean + std * r * cos(t), mean + std * r * sin(t)), with r = sqrt(-2 * log(u(a))) and t = 2 * pi * u(b)."""
     square = 2.0 * minus_log(a)
     if square.dtype == tl.float32:
-        r = tl.sqrt_rn(square)
+        r = _root(square)  # from 2**-32 to 45.8
     else:
         r = tl.sqrt(square)  # rounds to nearest
     x, y = circle(b)
@@ -142,9 +162,15 @@ def normal(a, b, parameters):
 
 
 @jit
-def exponential(word, x, parameters, OUT):
-    found = minus_log(word, OUT.primitive_bitwidth == 16)
-    return found * (1.0 / tl.full((), parameters[0], tl.float64)).to(found.dtype)
+def _rate(parameters, OUT):
+    """(1 / lambd,) in the type in which results of OUT are computed."""
+    rate = 1.0 / tl.full((), parameters[0], tl.float64)
+    return ((rate if OUT == tl.float64 else rate.to(tl.float32)),)
+
+
+@jit
+def exponential(word, x, scalars, OUT):
+    return minus_log(word, OUT.primitive_bitwidth == 16) * scalars[0]
 
 
 @jit
@@ -160,11 +186,18 @@ def randint(word, x, parameters, OUT):
 
 
 @jit
-def _below(word, p):
-    """Whether word * 2**-32 < p, a scalar; p becomes an integer, with which words are compared."""
+def _limit(p):
+    """(limit, whether all words are below): word * 2**-32 < p where word < limit, or where all are.
+
+    (2**32, which every word is below, has no 32 bits. Comparing 64 bits would take twice as many instructions.)
+    """
     limit = tl.ceil(tl.minimum(tl.maximum(tl.full((), p, tl.float64), 0.0), 1.0) * 4294967296.0).to(tl.int64)
-    # (2**32, which every word is below, has no 32 bits. Comparing 64 bits would take twice as many instructions.)
-    return (word < limit.to(tl.uint32)) | (limit >= 4294967296)
+    return limit.to(tl.uint32), limit >= 4294967296
+
+
+@jit
+def _drops(parameters, OUT):
+    return _limit(parameters[0])
 
 
 @jit
@@ -174,8 +207,13 @@ def _one(chosen, OUT):
 
 
 @jit
-def bernoulli_p(word, x, parameters, OUT):
-    return _one(_below(word, parameters[0]), OUT)
+def bernoulli_p(word, x, scalars, OUT):
+    limit, all_below = scalars
+    if all_below:
+        found = _one(word == word, OUT)
+    else:
+        found = _one(word < limit, OUT)
+    return found
 
 
 @jit
@@ -184,10 +222,33 @@ def bernoulli(word, x, parameters, OUT):
 
 
 @jit
-def dropout(word, x, parameters, OUT):
-    wide = x.to(tl.float64) if OUT == tl.float64 else x.to(tl.float32)
-    scale = (1.0 / (1.0 - tl.full((), parameters[0], tl.float64))).to(wide.dtype)
-    return tl.where(_below(word, parameters[0]), 0.0, wide * scale)
+def _scale_of(parameters, OUT):
+    """(limit, whether all are dropped, 1 / (1 - p) in the type in which results of OUT are computed).
+
+    A division is a branch, across which neither loads nor words are moved. Newton's steps from a reciprocal in f32 end
+    within a unit in the last place of f64, which f32 does not show. (1 - p is at least 2**-53, or 0: all are dropped.)
+    """
+    kept = 1.0 - tl.full((), parameters[0], tl.float64)
+    if OUT == tl.float64:
+        scale = 1.0 / kept
+    else:
+        found = (1.0 / kept.to(tl.float32)).to(tl.float64)
+        for _ in tl.static_range(3):
+            found = tl.fma(tl.fma(-kept, found, tl.full((), 1.0, tl.float64)), found, found)
+        scale = found.to(tl.float32)
+    return _limit(parameters[0]) + (scale,)
 
 
+@jit
+def dropout(word, x, scalars, OUT):
+    limit, all_dropped, scale = scalars
+    if all_dropped:
+        found = tl.zeros(x.shape, scale.dtype)
+    else:
+        found = tl.where(word < limit, 0.0, x.to(scale.dtype) * scale)
+    return found
+
+
+#: What NUMBERS of some ops take instead of the parameters: computed of them once per program, as it takes f64.
+SCALARS = {"exponential": _rate, "bernoulli_p": _drops, "dropout": _scale_of}
 NUMBERS = {f.__name__: f for f in (uniform, normal, exponential, randint, bernoulli_p, bernoulli, dropout)}
