@@ -10,9 +10,11 @@ from cases import places
 from hypothesis import given, settings, strategies as st
 from proofs import target
 from proofs.elementwise import OPS
+from samples import SetConstant
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
+from triplan.backends.triton.elementwise import rows
 from triplan.testing import check_plan, descriptors
 
 Tensor = torch.Tensor
@@ -114,3 +116,17 @@ def test_a_class_of_several_ops_requires_one_by_name() -> None:
         tp.UnaryDescriptor(input_shape=(3,), element="f32")  # type: ignore[call-arg]
     with pytest.raises(tp.InvalidProblem, match="op = 'nothing'"):
         tp.UnaryDescriptor(op="nothing", input_shape=(3,), element="f32")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("y", "z"), [((301,), (45, 1)), ((45, 301), (301,)), ((1, 1), (45, 1))])
+@pytest.mark.parametrize("element", ["bf16", "f32", "i8"])
+@pytest.mark.parametrize("where", [pytest.param(w, marks=getattr(pytest.mark, w)) for w in ("interpret", "gpu")])
+def test_rows_that_begin_anywhere_are_read_as_consecutive_elements(
+    where: str, element: str, y: tuple[int, ...], z: tuple[int, ...], constant: SetConstant
+) -> None:
+    """As those of large problems; vectors of elements wrap around at the end of a row."""
+    constant(rows, "LARGE", 1)
+    desc = tp.TernaryDescriptor(op="clamp", element=element, input_shape=(45, 301), y_shape=y, z_shape=z)
+    plan = tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel="rows"))
+    assert plan.launches[0].kernel.__name__ == "wrapped_kernel"
+    assert check_plan(plan).compared >= 45 * 301

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Int, Launch, power_of_two_in
-from triplan.backends.triton.common.offsets import extents
+from triplan.backends.triton.common.offsets import divisor, extents
 from triplan.backends.triton.common.strides import Along, row_tile
 from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.elementwise import geometry, rows_kernels as kernels
@@ -21,6 +21,10 @@ LARGE = 1 << 22
 #: rows as on an H100, of problems that ``bench anywhere`` draws: 1.1 to 1.4, and up to 1.7 with idle lanes.
 SLOWDOWN, IDLE = 1.01, 0.3
 ODD_SLOWDOWN, ODD_IDLE = 1.28, 1.0
+#: The same of large matrices whose rows are read as consecutive elements. Untuned.
+WRAPPED_SLOWDOWN = 1.1
+#: Columns from which on those are: vectors then wrap around at most once, and seldom. Untuned.
+WRAPPED_COLUMNS = 256
 
 
 def _dims(desc: ElementwiseDescriptor) -> tuple[geometry.Dim, ...]:
@@ -51,7 +55,28 @@ def tile(desc: ElementwiseDescriptor) -> tuple[int, int]:
     return row_tile(_threads(desc) * geometry.lanes(desc, loads), rows, columns)
 
 
+def _wraps(desc: ElementwiseDescriptor) -> bool:
+    """Whether packed matrices whose rows begin anywhere meet row or column vectors, in a large problem."""
+    if len(_dims(desc)) != 2 or desc.operands()[-1].numel < LARGE or _are_vectors(desc):
+        return False
+    outer, inner = _dims(desc)
+    if inner.size < WRAPPED_COLUMNS:
+        return False
+    vectors, matrix = ((0, 0), (0, 1), (1, 0)), (inner.size, 1)
+    return all(
+        (s == matrix or (s in vectors and not o.is_written))
+        for s, o in zip(zip(outer.strides, inner.strides, strict=True), geometry.tensors(desc), strict=True)
+    )
+
+
+def _wrapped_block(desc: ElementwiseDescriptor) -> int:
+    """Elements per program of those: one vector per thread."""
+    return THREADS * geometry.lanes(desc)
+
+
 def _programs(desc: ElementwiseDescriptor) -> int:
+    if _wraps(desc):
+        return -(-desc.operands()[-1].numel // _wrapped_block(desc))
     height, width = tile(desc)
     columns = _dims(desc)[-1].size
     return -(-(desc.operands()[-1].numel // max(columns, 1)) // height) * -(-columns // width)
@@ -69,6 +94,8 @@ def applies(desc: ElementwiseDescriptor, target: Target) -> Support:
 
 
 def rank(desc: ElementwiseDescriptor, target: Target) -> float:
+    if _wraps(desc):
+        return geometry.bytes_us(desc, WRAPPED_SLOWDOWN)
     height, width = tile(desc)
     idle = _programs(desc) * height * width / desc.operands()[-1].numel - 1
     slowdown, each = (SLOWDOWN, IDLE) if _are_vectors(desc) else (ODD_SLOWDOWN, ODD_IDLE)
@@ -81,6 +108,20 @@ def rows(desc: ElementwiseDescriptor, target: Target) -> list[Launch]:
     wide = geometry.is_wide(desc)
     height, width = tile(desc)
     count = desc.operands()[-1].numel // inner.size
+    varying = {
+        "ROWS_VARY": tuple(any(d.strides[i] != 0 for d in outer) for i in range(len(inner.strides))),
+        "COLUMNS_VARY": tuple(s == 1 for s in inner.strides),
+    }
+    if _wraps(desc):
+        args = {
+            **geometry.base_args(desc),
+            "numel": Int(desc.operands()[-1].numel, wide),
+            "by": divisor(inner.size, wide),
+        }
+        shape = {"VECTOR": geometry.lanes(desc), "BLOCK": _wrapped_block(desc)}
+        constants = {**geometry.constants(desc), **varying, **shape}
+        grid = _programs(desc)
+        return [Launch(kernels.wrapped_kernel, grid, args, constants, num_warps=THREADS // 32, fuses=False)]
     args = {
         **geometry.base_args(desc),
         "strides": geometry.stride_args(desc, outer),
@@ -90,8 +131,7 @@ def rows(desc: ElementwiseDescriptor, target: Target) -> list[Launch]:
     }
     constants = {
         **geometry.constants(desc),
-        "ROWS_VARY": tuple(any(d.strides[i] != 0 for d in outer) for i in range(len(inner.strides))),
-        "COLUMNS_VARY": tuple(s == 1 for s in inner.strides),
+        **varying,
         "BLOCK_ROWS": height,
         "BLOCK_COLUMNS": width,
     }
