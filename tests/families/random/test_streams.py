@@ -22,7 +22,7 @@ import triplan.functional as F  # noqa: N812
 from triplan.backends.reference.philox import philox
 from triplan.backends.triton.common.philox_kernels import minus_log
 from triplan.backends.triton.random import groups, rows
-from triplan.backends.triton.random.shared_kernels import NUMBERS, circle
+from triplan.backends.triton.random.shared_kernels import NUMBERS, circle, root
 
 Tensor = torch.Tensor
 OPS: dict[str, dict[str, float]] = {
@@ -251,6 +251,23 @@ def test_errors_of_the_functions(where: str) -> None:
     for got, expected in ((log, exact_log), (cos, cosine), (sin, sine)):
         ulp = torch.ldexp(torch.ones_like(expected), torch.frexp(expected)[1] - 24)
         assert float(((got - expected).abs() / ulp).max()) <= 3
+
+
+@triton.jit
+def rooted(roots, rounded, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """``root`` and sqrt.rn of the f32 whose bits are those of 1/2 and the element's number more."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = (0x3F000000 + at).to(tl.float32, bitcast=True)
+    tl.store(roots + at, root(x))
+    tl.store(rounded + at, tl.sqrt_rn(x))
+
+
+@pytest.mark.gpu
+def test_roots_are_rounded_to_nearest() -> None:
+    """Of all f32 in [1/2, 2): others differ from these by powers of 4."""
+    roots, rounded = torch.empty(2, 1 << 24, device="cuda")
+    rooted[(1 << 14,)](roots, rounded, 1 << 10, enable_fp_fusion=False)
+    assert torch.equal(roots, rounded)
 
 
 # --- distributions ---

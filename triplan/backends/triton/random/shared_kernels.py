@@ -56,15 +56,26 @@ def _signed(x, sign):
 
 
 @jit
-def _root(x):
-    """sqrt(x) in f32, rounded to nearest, for x from 2**-100 to 2**100.
+def _negative(x):
+    """-x in f32 by its bits: Triton's own is 0 - x, an instruction that no multiply-add takes in."""
+    return _signed(x, tl.full((), 0x80000000, tl.uint32))
 
-    It is what ptxas makes of sqrt.rn (one step of Newton from an approximation), without the branch to the code for
-    all other x: each root would begin after the one before.
+
+@jit
+def root(x):
+    """sqrt(x) in f32, rounded to nearest, for x from 2**-100 to 2**100: the same bits as sqrt.rn.
+
+    That instruction is a branch to the code for all other x, and each root would begin after the one before. Here
+    1 / sqrt(x) begins with the bits of x (Kadlec's constants, 2**-10), Halley's step makes it 2**-23, and the root gets
+    one correction. A power of 4 changes exponents alone, so all f32 from 1/2 to 2, which a test takes, stand for all.
     """
-    y = tl.rsqrt(x)
-    r = x * y
-    return tl.fma(tl.fma(r, _signed(r, tl.full((), 0x80000000, tl.uint32)), x), 0.5 * y, r)
+    bits = x.to(tl.uint32, bitcast=True)
+    y = (0x5F1FFFF9 - (bits >> 1)).to(tl.float32, bitcast=True)
+    y *= tl.fma(_negative(0.703952253 * x * y), y, tl.full((), 1.6819134, tl.float32))
+    e = tl.fma(_negative(x * y), y, tl.full((), 1.0, tl.float32))
+    y = tl.fma(y, e * tl.fma(e, tl.full((), 0.375, tl.float32), tl.full((), 0.5, tl.float32)), y)
+    found = x * y
+    return tl.fma(tl.fma(_negative(found), found, x), 0.5 * y, found)
 
 
 @jit
@@ -111,7 +122,12 @@ def circle(word):
     cos = tl.fma(q, square * square, tl.fma(square, -0.5, 1.0))
     turns = (ahead & (2 * ONE)) != 0
     x, y = tl.where(turns, sin, cos), tl.where(turns, cos, sin)
-    return _signed(x, (ahead + 2 * ONE) & (4 * ONE)), _signed(y, ahead & (4 * ONE))
+    minus_x, minus_y = (ahead + 2 * ONE) & (4 * ONE), ahead & (4 * ONE)
+    if BITS == 32:
+        found = _signed(x, minus_x), _signed(y, minus_y)
+    else:  # with fewer registers
+        found = tl.where(minus_x != 0, -x, x), tl.where(minus_y != 0, -y, y)
+    return found
 
 
 @jit
@@ -152,7 +168,7 @@ def normal(a, b, parameters):
     """(mean + std * r * cos(t), mean + std * r * sin(t)), with r = sqrt(-2 * log(u(a))) and t = 2 * pi * u(b)."""
     square = 2.0 * minus_log(a)
     if square.dtype == tl.float32:
-        r = _root(square)  # from 2**-32 to 45.8
+        r = root(square)  # from 2**-32 to 45.8
     else:
         r = tl.sqrt(square)  # rounds to nearest
     x, y = circle(b)
@@ -225,15 +241,19 @@ def bernoulli(word, x, parameters, OUT):
 def _scale_of(parameters, OUT):
     """(limit, whether all are dropped, 1 / (1 - p) in the type in which results of OUT are computed).
 
-    A division is a branch, across which neither loads nor words are moved. Newton's steps from a reciprocal in f32 end
+    A division is a branch, across which neither loads nor words are moved. Newton's steps, from the bits of f32, end
     within a unit in the last place of f64, which f32 does not show. (1 - p is at least 2**-53, or 0: all are dropped.)
     """
     kept = 1.0 - tl.full((), parameters[0], tl.float64)
     if OUT == tl.float64:
         scale = 1.0 / kept
     else:
-        found = (1.0 / kept.to(tl.float32)).to(tl.float64)
+        short = kept.to(tl.float32)
+        near = (0x7EF311C7 - short.to(tl.uint32, bitcast=True)).to(tl.float32, bitcast=True)
         for _ in tl.static_range(3):
+            near = tl.fma(tl.fma(-short, near, tl.full((), 1.0, tl.float32)), near, near)
+        found = near.to(tl.float64)
+        for _ in tl.static_range(2):
             found = tl.fma(tl.fma(-kept, found, tl.full((), 1.0, tl.float64)), found, found)
         scale = found.to(tl.float32)
     return _limit(parameters[0]) + (scale,)
