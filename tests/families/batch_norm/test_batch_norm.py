@@ -278,6 +278,27 @@ def test_several_pixels_a_row(op: str, fields: dict[str, Any], where: str, kerne
     check_channels(op, fields, where, kernel, (2176 + rest, 515, 1))
 
 
+@pytest.mark.parametrize("sizes", [(3, 530, 684), (5, 2, 1026)], ids=["several tiles a program", "short vectors"])
+@pytest.mark.parametrize(("where", "kernel"), places("channels"))
+@pytest.mark.parametrize("fields", [{}, {"relu": True, "residual": True}], ids=["", "added"])
+@pytest.mark.parametrize("op", OPS[:2])
+def test_rows_are_vectors_of_pixels(
+    op: str, fields: dict[str, Any], where: str, kernel: str | None, sizes: tuple[int, ...]
+) -> None:
+    """Vectors of a channel's pixels, one image after the other; the last tile is not full."""
+    check_channels(op, fields, where, kernel, sizes)
+
+
+@pytest.mark.parametrize(
+    ("element", "pixels", "alignment", "vector"),
+    [("bf16", 784, 16, 8), ("bf16", 196, 16, 4), ("bf16", 784, 4, 1), ("f32", 49, 16, 1), ("f64", 49, 8, 1)],
+)
+def test_how_many_pixels_are_a_vector(element: str, pixels: int, alignment: int, vector: int) -> None:
+    desc = tp.BatchNormDescriptor(batch=8, channels=64, pixels=pixels, element=element)
+    images = {o.name: tp.Layout(alignment=alignment) for o in desc.operands() if len(o.shape) == 3}
+    assert joined(desc.replace(layouts=images)).vector == vector
+
+
 @pytest.mark.parametrize(("channels", "pixels"), [(2**26 + 1, 8), (2**28 - 1, 1)])
 def test_columns_of_several_pixels_are_counted_in_32_bits(channels: int, pixels: int) -> None:
     desc = tp.BatchNormDescriptor(batch=4000, channels=channels, pixels=1, element="bf16")

@@ -27,17 +27,20 @@ ELEMENTS = ("f16", "bf16", "f32", "f64")
 MOST = 2**30
 #: Bytes of an operand that a program holds at a time: 32 for each of its threads. Untuned.
 TILE_BYTES, WARPS = 8192, 8
-#: Bytes of neighbouring channels of a tile, where they are adjacent; the same where pixels of some image are adjacent
-#: instead, so that a tile has as many of them. Untuned.
-CHANNEL_BYTES, MIXED_BYTES = 256, 128
+#: Bytes of neighbouring channels of a tile, where they are adjacent; and where all elements of several pixels are (see
+#: ``joined``). Untuned.
+CHANNEL_BYTES, JOINED_BYTES = 128, 256
 #: Programs that sum: for each multiprocessor of an H200 as many as its registers hold, four forward and three backward,
-#: so that all run at once. One number for all targets: tolerances depend on it.
+#: where a program has numbers of many channels, so that all run at once. One number for all targets: tolerances depend
+#: on it.
 PROGRAMS_FORWARD, PROGRAMS_BACKWARD = 528, 396
 #: Programs at most that share one block of columns. Untuned.
 MOST_PARTS = 512
-#: Tiles of a program that writes results: it reads what belongs to its channels once. Fewer where programs would not
-#: be as many as APPLY_PROGRAMS. Untuned.
-APPLY_TILES, APPLY_PROGRAMS = 4, 1056
+#: Warps of a program that writes results of many channels: a thread reads their numbers for 64 bytes of an operand.
+#: Untuned.
+APPLY_WARPS = 4
+#: Bytes of a row of ``in_vectors`` at least. Untuned.
+VECTOR_BYTES = 8
 #: Idle lanes at most, as a part of all, where several pixels of all channels are one row (see ``joined``); and the
 #: smallest part of a block that channels must fill for it: of fewer, partial sums are many. Untuned.
 JOINED_IDLE, JOINED_LEAST = 0.1, 1 / 3
@@ -59,6 +62,7 @@ class Geometry(NamedTuple):
         each, parts: tiles that a summing program walks, and how many such share a block of columns.
         pixels: how many pixels are one row, whose columns are the elements of all their channels; else 1. ``across`` is
             that number, too: each of these pixels has partial sums of its own.
+        vector: how many neighbouring pixels of a channel are one row, which are those of all images then; else 1.
     """
 
     last: bool
@@ -72,6 +76,7 @@ class Geometry(NamedTuple):
     each: int
     parts: int
     pixels: int = 1
+    vector: int = 1
 
     @property
     def partials(self) -> int:
@@ -99,11 +104,9 @@ def geometry(desc: ImagesProblem) -> Geometry:
     # Of images that lie differently a tile has both axes: in every one neighbours are moved by the same program.
     adjacent = [not o.layout.packed and o.layout.unit_axis == 1 for o in desc.operands() if len(o.shape) == 3]
     last = desc.pixels == 1 or any(adjacent)
-    mixed = desc.pixels > 1 and not all(adjacent)
     rows = desc.batch * desc.pixels if last else desc.batch
     if last:
-        width = MIXED_BYTES if mixed else CHANNEL_BYTES
-        block = min(ceil_power(desc.channels), width // desc.element.itemsize)
+        block = min(ceil_power(desc.channels), CHANNEL_BYTES // desc.element.itemsize)
         height = size // block
     else:
         height, block = row_tile(size, rows, desc.pixels)
@@ -116,26 +119,46 @@ def geometry(desc: ImagesProblem) -> Geometry:
     return Geometry(last, rows, height, block, warps, blocks, across, groups, each, parts)
 
 
-def divided(desc: ImagesProblem, groups: int, blocks: int) -> tuple[int, int]:
-    """(tiles that a summing program walks, programs that share a block of columns)."""
-    programs = PROGRAMS_FORWARD if isinstance(desc, BatchNormDescriptor) else PROGRAMS_BACKWARD
+def divided(desc: ImagesProblem, groups: int, blocks: int, few: bool = False) -> tuple[int, int]:
+    """(tiles that a summing program walks, programs that share a block of columns); ``few``: of its registers."""
+    programs = PROGRAMS_FORWARD if few or isinstance(desc, BatchNormDescriptor) else PROGRAMS_BACKWARD
     each = -(-groups // min(max(programs // max(blocks, 1), 1), MOST_PARTS))
     return each, -(-groups // each)
 
 
+def in_vectors(desc: BatchNormProblem, found: Geometry) -> Geometry:
+    """``found``, of packed images whose pixels are adjacent; but rows are vectors of a channel's pixels, if they fill
+    such. Then few lanes are idle, whatever the number of pixels."""
+    most = min(16, *(o.alignment for o in desc.operands() if len(o.shape) == 3)) // desc.element.itemsize
+    vector = min(max(most, 1), power_of_two_in(desc.pixels))
+    rows = desc.batch * desc.pixels // vector
+    if vector == 1 or vector * desc.element.itemsize < VECTOR_BYTES or rows >= MOST:
+        return found
+    size = TILE_BYTES // desc.element.itemsize
+    height = min(size // vector, ceil_power(rows))
+    groups = -(-rows // height)
+    each, parts = divided(desc, groups, desc.channels, few=True)
+    warps = max(height * vector * WARPS // size, 1)
+    return Geometry(False, rows, height, vector, warps, desc.channels, 1, groups, each, parts, vector=vector)
+
+
 @fact
 def joined(desc: BatchNormProblem) -> Geometry:
-    """``geometry``; but several pixels are one row where channels are adjacent and do not fill whole vectors.
+    """``geometry`` or, of packed images, ``in_vectors``; but several pixels are one row where channels are adjacent and
+    do not fill whole vectors.
 
     A row of images [rows, channels] may then begin between two vectors; those of [rows / pixels, pixels * channels]
     begin at one.
     """
     found, images = geometry(desc), [o for o in desc.operands() if len(o.shape) == 3]
+    packed = all(o.layout.packed for o in images)
+    if desc.pixels > 1:
+        return in_vectors(desc, found) if packed else found
     aligned = min(16, *(o.alignment for o in images)) // desc.element.itemsize
     vector = max(aligned // power_of_two_in(max(desc.channels, 1)), 1)
-    width = CHANNEL_BYTES // desc.element.itemsize
+    width = JOINED_BYTES // desc.element.itemsize
     few = desc.channels < max(JOINED_LEAST * width, 2)
-    if desc.pixels > 1 or vector == 1 or few or not all(o.layout.packed for o in images):
+    if vector == 1 or few or not packed:
         return found
 
     def blocks(pixels: int) -> int:
@@ -227,8 +250,8 @@ def arguments(desc: ImagesProblem, found: Geometry) -> dict[str, Arg]:
         "rest": Int(rest * desc.channels) if rest else None,
         "full": Int(found.rows),
         "more": Int(rest) if found.pixels > 1 else None,
-        "pixels": count(1 if found.last else desc.pixels),
-        "inner": Int(desc.pixels) if found.last and desc.pixels > 1 else None,
+        "pixels": count(1 if found.last else found.vector if found.vector > 1 else desc.pixels),
+        "inner": Int(desc.pixels // found.vector) if desc.pixels > 1 and (found.last or found.vector > 1) else None,
         "blocks": Int(found.blocks),
         "held": Int(found.each * found.height),
         "width": Int(1 if found.last else found.block),
@@ -243,6 +266,8 @@ def arguments(desc: ImagesProblem, found: Geometry) -> dict[str, Arg]:
             strides = moving_strides(o)
             if found.pixels > 1 and len(o.shape) == 3:
                 strides = (Int(columns, True, power_of_two_in(columns)), *strides[1:])
+            elif found.vector > 1 and len(o.shape) == 3:
+                strides = (*strides[:2], count(found.vector))
             given[f"{o.name}_strides"] = strides
     return given
 
@@ -291,10 +316,9 @@ def build(desc: BatchNormProblem, target: Target) -> list[Launch]:
         if desc.residual and back:  # dout, as it is passed on, lies there
             given |= {"dout": given["dresidual"], "dout_strides": given["dresidual_strides"], "out": None}
     last = kernels.batch_norm_gradient_kernel if back else kernels.batch_norm_apply_kernel
-    each = max(min(APPLY_TILES, found.blocks * found.groups // APPLY_PROGRAMS), 1)
     tile = {"LAST": found.last, "COMPUTE": TL[compute], "ROWS": found.height, "BLOCK": found.block, "RELU": desc.relu}
-    programs = found.blocks * -(-found.groups // each)
-    return [*launches, launch(last, programs, {**given, "each": Int(each)}, found.warps, **tile)]
+    warps = min(found.warps, APPLY_WARPS) if found.last else found.warps
+    return [*launches, launch(last, found.blocks * found.groups, given, warps, **tile)]
 
 
 for _cls in (BatchNormDescriptor, BatchNormBackwardDescriptor):
@@ -308,6 +332,6 @@ for _cls in (BatchNormDescriptor, BatchNormBackwardDescriptor):
             guarantee=guarantee,
             numerics=numerics,
             workspace=workspace,
-            version=2,  # several pixels of channels that do not fill vectors are one row
+            version=3,  # pixels of a channel in vectors; tiles of fewer channels
             layout=layout,
         )(build)

@@ -7,10 +7,11 @@
 
 Images are (batch, channels, pixels) of f16, bf16, f32 or f64, with strides in this order, None for 1. A tile has ROWS
 *rows* and BLOCK *columns*. With LAST, where channels are adjacent, columns are channels, and rows the pixels of all
-images, ``inner`` of each (None: one); ``pixels`` is 1 then. Otherwise columns are pixels of one channel, rows images.
-Programs walk ``each`` tiles of one block of columns; there are ``blocks`` blocks. With ``own``, rows are several pixels
-of ``own`` channels each: all of their elements are columns, which ``channels`` counts, and ``rest`` those of the last
-pixels, which fill no row (None: there are none). Partial results are [parts, channels]
+images, ``inner`` of each (None: one); ``pixels`` is 1 then. Otherwise columns are pixels of one channel, rows images;
+or, with ``inner``, so many rows of each image are vectors of ``pixels`` pixels, the columns. Programs that sum walk
+``each`` tiles of one block of columns, others have one; there are ``blocks`` blocks. With ``own``, rows are several
+pixels of ``own`` channels each: all of their elements are columns, which ``channels`` counts, and ``rest`` those of the
+last pixels, which fill no row (None: there are none). Partial results are [parts, channels]
 of COMPUTE, which is f32, or f64 for f64. No atomics: every order is fixed.
 """
 
@@ -53,7 +54,7 @@ def place(base, strides, row, channel, pixel, inner):
     if inner is None:
         at = base + axis_offset(row.to(tl.int64), strides[0]) + axis_offset(pixel, strides[2])
     else:
-        at = base + axis_offset((row // inner).to(tl.int64), strides[0]) + axis_offset(row % inner, strides[2])
+        at = base + axis_offset((row // inner).to(tl.int64), strides[0]) + axis_offset(row % inner, strides[2]) + pixel
     return at + axis_offset(channel, strides[1])
 
 
@@ -144,8 +145,11 @@ def batch_norm_statistics_kernel(
     a = tl.zeros((ROWS, BLOCK), COMPUTE)
     b = tl.zeros((ROWS, BLOCK), COMPUTE)
     whole = length // ROWS
+    following = read(x, x_strides, row, channel, pixel, inner, live & (whole > 0))
     for step in range(whole):
-        v = read(x, x_strides, row + step * ROWS, channel, pixel, inner, live).to(COMPUTE)
+        v = following.to(COMPUTE)
+        # (A tile is loaded while the one before it is added up.)
+        following = read(x, x_strides, row + (step + 1) * ROWS, channel, pixel, inner, live & (step + 1 < whole))
         a, b = step_of(a, b, v, 1.0 / tl.full((), step + 1, COMPUTE))
     inside = tl.arange(0, ROWS)[:, None] < length - whole * ROWS
     if whole * ROWS < length:
@@ -213,7 +217,6 @@ def batch_norm_apply_kernel(
     channels,
     pixels,
     inner,
-    each,
     blocks,
     own,
     rest,
@@ -249,15 +252,13 @@ def batch_norm_apply_kernel(
         r = r * parameter_of(weight, number, exists, COMPUTE)
     if bias is not None:
         shift = parameter_of(bias, number, exists, COMPUTE)
-    length = tl.minimum(rows - part * each * ROWS, each * ROWS)
-    for step in range(tl.cdiv(length, ROWS)):
-        row = (part * each + step) * ROWS + tl.arange(0, ROWS)[:, None]
-        mask = live & (row < rows)
-        v = read(x, x_strides, row, channel, pixel, inner, mask).to(COMPUTE)
-        v = applied(v, m, r, shift, residual, residual_strides, row, channel, pixel, inner, mask, RELU)
-        write(out, out_strides, row, channel, pixel, inner, v, mask)
+    row = part * ROWS + tl.arange(0, ROWS)[:, None]
+    mask = live & (row < rows)
+    v = read(x, x_strides, row, channel, pixel, inner, mask).to(COMPUTE)
+    v = applied(v, m, r, shift, residual, residual_strides, row, channel, pixel, inner, mask, RELU)
+    write(out, out_strides, row, channel, pixel, inner, v, mask)
     if rest is not None:
-        if (part + 1) * each * ROWS >= rows:
+        if (part + 1) * ROWS >= rows:
             row, mask = rest_of(rows, channel, rest, ROWS)
             v = read(x, x_strides, row, channel, pixel, inner, mask).to(COMPUTE)
             v = applied(v, m, r, shift, residual, residual_strides, row, channel, pixel, inner, mask, RELU)
@@ -357,16 +358,16 @@ def batch_norm_sums_kernel(
 
 
 @jit
-def write_gradient(dout, x, out, dx, strides, row, channel, pixel, inner, mask, means, r, scale, COMPUTE: tl.constexpr):
-    """dx = (dout - total - (x - mean) * r * projection) * scale of a tile; without ``means`` dx = dout * scale.
+def write_gradient(dout, x, out, dx, strides, row, channel, pixel, inner, mask, means, scale, COMPUTE: tl.constexpr):
+    """dx = (dout - total - (x - mean) * slope) * scale of a tile; without ``means`` dx = dout * scale.
 
-    means: mean, total and projection of the tile's channels; strides: of dout, x, out and dx.
+    means: of the tile's channels the mean, the total and the slope, rstd * projection; strides: of dout, x, out and dx.
     """
     d = read(dout, strides[0], row, channel, pixel, inner, mask).to(COMPUTE)
     d = passed_on(d, out, strides[2], row, channel, pixel, inner, mask)
     if means is not None:
         v = read(x, strides[1], row, channel, pixel, inner, mask).to(COMPUTE)
-        d = d - means[1] - (v - means[0]) * r * means[2]
+        d = d - means[1] - (v - means[0]) * means[2]
     write(dx, strides[3], row, channel, pixel, inner, d * scale, mask)
 
 
@@ -389,7 +390,6 @@ def batch_norm_gradient_kernel(
     channels,
     pixels,
     inner,
-    each,
     blocks,
     own,
     rest,
@@ -416,14 +416,12 @@ def batch_norm_gradient_kernel(
     if total is not None:
         m = parameter_of(mean, number, exists, COMPUTE)
         t = parameter_of(total, number, exists, COMPUTE)
-        means = (m, t, parameter_of(projection, number, exists, COMPUTE))
+        means = (m, t, parameter_of(projection, number, exists, COMPUTE) * r)
     strides = (dout_strides, x_strides, out_strides, dx_strides)
-    length = tl.minimum(rows - part * each * ROWS, each * ROWS)
-    for step in range(tl.cdiv(length, ROWS)):
-        row = (part * each + step) * ROWS + tl.arange(0, ROWS)[:, None]
-        mask = live & (row < rows)
-        write_gradient(dout, x, out, dx, strides, row, channel, pixel, inner, mask, means, r, scale, COMPUTE)
+    row = part * ROWS + tl.arange(0, ROWS)[:, None]
+    mask = live & (row < rows)
+    write_gradient(dout, x, out, dx, strides, row, channel, pixel, inner, mask, means, scale, COMPUTE)
     if rest is not None:
-        if (part + 1) * each * ROWS >= rows:
+        if (part + 1) * ROWS >= rows:
             row, mask = rest_of(rows, channel, rest, ROWS)
-            write_gradient(dout, x, out, dx, strides, row, channel, pixel, inner, mask, means, r, scale, COMPUTE)
+            write_gradient(dout, x, out, dx, strides, row, channel, pixel, inner, mask, means, scale, COMPUTE)
