@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Int, Launch
-from triplan.backends.triton.common.offsets import I32_LIMIT
+from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power
 from triplan.backends.triton.random import groups_kernels as kernels
 from triplan.backends.triton.random.entries import arguments, block_of, constants, cost, entry, fits
 from triplan.descriptors import RandomDescriptor
 from triplan.descriptors.random import READING
 from triplan.sku import Support, Target
 
-#: Blocks per program of at least LOOPED elements, from which on many waves of programs remain. Untuned.
-BLOCKS, LOOPED = 4, 1 << 25
+#: Blocks per program at most, and programs from which on they are several: some waves remain. Chosen by hand from a
+#: few on an H200, as what loops and the registers of those that read.
+BLOCKS, PROGRAMS = 8, 4096
+LOOPED_REGISTERS = 64
 
 
 def _blocks(desc: RandomDescriptor) -> int:
-    return BLOCKS if desc.operand("out").numel >= LOOPED else 1
+    """Words of 64 bits, and reads of wider elements than 16 bits, gain nothing by a loop."""
+    if desc.is_wide or (desc.op in READING and desc.operand("out").element.itemsize > 2):
+        return 1
+    most = desc.operand("out").numel // (block_of(desc) * PROGRAMS)
+    return min(ceil_power(most + 1) // 2, BLOCKS) if most else 1
 
 
 def _programs(desc: RandomDescriptor) -> int:
@@ -39,6 +45,6 @@ def groups(desc: RandomDescriptor, target: Target) -> list[Launch]:
     args = {**arguments(desc), "numel": Int(numel, numel >= I32_LIMIT)}
     made = {**constants(desc), "BLOCK": block_of(desc), "BLOCKS": _blocks(desc)}
     # Without a limit ptxas aims at some 80 registers, to raise occupancy, and spills 8 bytes.
-    most = 96 if desc.op in READING else None
+    most = None if desc.op not in READING else 96 if _blocks(desc) == 1 else LOOPED_REGISTERS
     grid = _programs(desc)
     return [Launch(kernels.groups_kernel, grid, args, made, num_warps=4, max_registers=most, fuses=False)]
