@@ -126,7 +126,7 @@ def divided(desc: ImagesProblem, groups: int, blocks: int, few: bool = False) ->
     return each, -(-groups // each)
 
 
-def in_vectors(desc: BatchNormProblem, found: Geometry) -> Geometry:
+def in_vectors(desc: ImagesProblem, found: Geometry) -> Geometry:
     """``found``, of packed images whose pixels are adjacent; but rows are vectors of a channel's pixels, if they fill
     such. Then few lanes are idle, whatever the number of pixels."""
     most = min(16, *(o.alignment for o in desc.operands() if len(o.shape) == 3)) // desc.element.itemsize

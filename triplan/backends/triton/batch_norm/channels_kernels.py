@@ -321,8 +321,8 @@ def batch_norm_sums_kernel(
     """totals[part, c] = sum(dout), projections[part, c] = sum(dout * hat), over the elements of channel c in one part.
 
     With ``out`` dout is 0 where that is; so it is written to ``dresidual``, if there is one. Each place of a tile has
-    sums of its own, which are added at the end. Without ``per`` mean and rstd are [channels]; otherwise [rows, groups],
-    of groups of ``per`` channels.
+    sums of its own, which are added at the end. Without ``per`` mean and rstd are [channels]; otherwise [images,
+    groups], of groups of ``per`` channels.
     """
     begin(OVERLAPS)
     channel, pixel, live, beside = columns_of(channels, pixels, blocks, LAST, BLOCK)
@@ -340,7 +340,8 @@ def batch_norm_sums_kernel(
         mask = live & (row < rows)
         g, v = both_of(dout, x, out, dresidual, strides, row, channel, pixel, inner, mask, COMPUTE)
         if per is not None:
-            at = row.to(tl.int64) * groups + channel // per
+            image = row if inner is None else row // inner
+            at = image.to(tl.int64) * groups + channel // per
             m = parameter_of(mean, at, exists & (row < rows), COMPUTE)
             r = parameter_of(rstd, at, exists & (row < rows), COMPUTE)
         a += g

@@ -15,9 +15,11 @@ from triplan.backends.triton.batch_norm.channels import (
     MOST,
     TILE_BYTES,
     WARPS,
+    Geometry,
     arguments,
     array,
     geometry,
+    in_vectors,
     launch,
     summing,
 )
@@ -30,6 +32,7 @@ from triplan.backends.triton.common.tiles import Tile, fits_grid
 from triplan.descriptors import GroupNormBackwardDescriptor, GroupNormDescriptor
 from triplan.descriptors.batch_norm import GroupNormProblem
 from triplan.sku import PrecisionGuarantee, Support, Target
+from triplan.sku.facts import fact
 
 #: Bytes that a program moves in a microsecond while few run. Measured on an H200 at 2, 5 and 24 groups of 10**6
 #: elements: 0.8e4 to 2.1e4.
@@ -47,6 +50,12 @@ def tile(desc: GroupNormProblem) -> Tile:
         each = 32 * UNALIGNED_BYTES // desc.element.compute.itemsize
         return Tile(max(each // block, 1), block, max(block // each, 1))
     return Tile(size // block, block, WARPS)
+
+
+@fact
+def by_channel(desc: GroupNormProblem) -> Geometry:
+    """How gradients of weight and bias are summed."""
+    return in_vectors(desc, geometry(desc)) if desc.pixels > 1 else geometry(desc)
 
 
 def one(desc: GroupNormProblem) -> bool:
@@ -83,7 +92,7 @@ def rank(desc: GroupNormProblem, target: Target) -> float:
 
 
 def workspace(desc: GroupNormProblem, target: Target) -> int:
-    return 2 * array(desc, geometry(desc)) if sums(desc) else 0
+    return 2 * array(desc, by_channel(desc)) if sums(desc) else 0
 
 
 def guarantee(desc: GroupNormProblem) -> Mapping[str, PrecisionGuarantee]:
@@ -92,7 +101,7 @@ def guarantee(desc: GroupNormProblem) -> Mapping[str, PrecisionGuarantee]:
     for o in desc.operands():
         if o.is_written:
             summed = o.name in ("dweight", "dbias")
-            depth = geometry(desc).depth if summed else tile(desc).additions(desc.count)
+            depth = by_channel(desc).depth if summed else tile(desc).additions(desc.count)
             each = depth + 32 if back else 8 * depth + 48
             found[o.name] = bounds.rounded(o.element, desc.element.compute, 8, each, batch=not summed)
     return found
@@ -112,10 +121,11 @@ def numerics(desc: GroupNormProblem) -> str | None:
 def prepared(desc: GroupNormProblem) -> tuple[list[Launch], dict[str, Arg]]:
     """The launches that sum gradients of weight and bias, and what kernels take of groups, which are their rows."""
     compute, per = desc.element.compute, Int(desc.channels // desc.groups)
-    given: dict[str, Arg] = {**arguments(desc, geometry(desc)), "groups": Int(desc.groups), "per": per}
+    found = by_channel(desc)
+    given: dict[str, Arg] = {**arguments(desc, found), "groups": Int(desc.groups), "per": per}
     launches = []
     if sums(desc):
-        found, names = geometry(desc), ("totals", "projections")
+        names = ("totals", "projections")
         stored = {name: Scratch(i * array(desc, found), compute) for i, name in enumerate(names)}
         launches = summing(desc, found, batch_norm_sums_kernel, batch_norm_fold_kernel, {**given, **stored})
     n = Int(desc.count, divisibility=power_of_two_in(desc.count))
@@ -145,5 +155,6 @@ for _cls in (GroupNormDescriptor, GroupNormBackwardDescriptor):
             guarantee=guarantee,
             numerics=numerics,
             workspace=workspace,
+            version=2 if _cls is GroupNormBackwardDescriptor else 1,  # pixels of a channel in vectors
             layout=layout,
         )(build)

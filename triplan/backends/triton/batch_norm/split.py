@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from triplan.backends.runtime.launch import Int, Launch, Scratch
 from triplan.backends.table import kernel
 from triplan.backends.triton.batch_norm import groups, groups_kernels as kernels
-from triplan.backends.triton.batch_norm.channels import ELEMENTS, PROGRAMS_BACKWARD, array, geometry, launch
+from triplan.backends.triton.batch_norm.channels import ELEMENTS, PROGRAMS_BACKWARD, array, launch
 from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.offsets import TL, ceil_power, layout, padded_bytes
 from triplan.descriptors import GroupNormBackwardDescriptor
@@ -45,7 +45,7 @@ def rank(desc: GroupNormBackwardDescriptor, target: Target) -> float:
 def sizes(desc: GroupNormBackwardDescriptor) -> tuple[int, int]:
     """Bytes of what ``groups`` stores, and of the partial sums of one kind."""
     partials = groups.rows(desc) * parts(desc)[1]
-    stored = 2 * array(desc, geometry(desc)) if groups.sums(desc) else 0
+    stored = 2 * array(desc, groups.by_channel(desc)) if groups.sums(desc) else 0
     return stored, padded_bytes(partials * desc.element.compute.itemsize)
 
 
@@ -81,5 +81,6 @@ kernel(
     rank=rank,
     guarantee=guarantee,
     workspace=workspace,
+    version=2,  # pixels of a channel in vectors
     layout=layout,
 )(build)
