@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from triplan.backends.runtime.launch import Int, Launch, power_of_two_in
+from dataclasses import replace
+
+from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, power_of_two_in
 from triplan.backends.triton.common.offsets import ceil_power, divisor
 from triplan.backends.triton.common.strides import Along, row_tile
 from triplan.backends.triton.common.tiles import fits_grid
@@ -21,9 +23,18 @@ PROGRAMS = 132
 #: Time relative to a packed copy: for rows that are not whole 16-byte vectors, and for elements that a stride or a map
 #: separates. Those of elementwise's ``rows`` and ``strided``.
 ODD_SLOWDOWN, SINGLE_SLOWDOWN = 1.25, 2.3
+#: Time of results whose elements are numbered regardless of rows: see ``is_flat``. Untuned.
+FLAT_SLOWDOWN = 1.1
+#: Axes of so many elements along which x is not contiguous count as such where its next axis is: a warp then loads few
+#: rows. Untuned.
+FEW_ROWS = 8
+#: Bytes of elements that a warp moves by whole cache lines without vectors.
+WORD = 4
+#: Bytes that a thread stores at once there: with more, each load of a warp would touch more cache lines. Untuned.
+STORED = 8
 #: Time of a masked-off lane, relative to one that moves elements. Untuned.
 IDLE = 0.3
-#: As many such lanes, relative to the others, with which elements of a packed triangle are numbered through. Untuned.
+#: As many such lanes, relative to the others, with which elements of a packed result are numbered through. Untuned.
 FLAT_IDLE = 0.2
 
 
@@ -40,9 +51,23 @@ def elements(out: Operand, item: int) -> int:
 
 
 def is_flat(desc: MoveDescriptor) -> bool:
-    """Whether elements of a triangle are numbered regardless of rows: short ones would leave lanes idle."""
-    packed = all(desc.operand(name).layout.packed for name in ("x", "out"))
-    return desc.op in ("tril", "triu") and packed and _idle(desc) > FLAT_IDLE
+    """Whether elements of a packed result are numbered regardless of rows.
+
+    Those of a triangle, if short rows would leave lanes idle. Of other ops, if vectors cannot be loaded or stored along
+    rows, and elements are narrow, rows leave lanes idle or x is not contiguous along them.
+    """
+    if desc.op in ("tril", "triu"):
+        packed = all(desc.operand(name).layout.packed for name in ("x", "out"))
+        return packed and _idle(desc) > FLAT_IDLE
+    size = 1
+    for dim in reversed(geometry.dims(desc)):
+        if dim.size > 1 and dim.out != size:
+            return False
+        size *= dim.size
+    if geometry.is_wide(desc) or _slowdown(desc) == 1 or not _is_near(desc):
+        return False
+    narrow = max(desc.element.itemsize, desc.result.itemsize) < WORD
+    return narrow or geometry.inner(desc).x not in (0, 1) or _idle(desc) > FLAT_IDLE
 
 
 def _idle(desc: MoveDescriptor) -> float:
@@ -78,7 +103,17 @@ def applies(desc: MoveDescriptor, target: Target) -> Support:
 
 
 def rank(desc: MoveDescriptor, target: Target) -> float:
-    return geometry.bytes_us(desc, _slowdown(desc) * (1 + IDLE * max(_idle(desc), 0)))
+    slowdown = _slowdown(desc) * (1 + IDLE * max(_idle(desc), 0))
+    if is_flat(desc) and desc.op not in ("tril", "triu"):
+        slowdown = FLAT_SLOWDOWN
+    return geometry.bytes_us(desc, slowdown)
+
+
+def _is_near(desc: MoveDescriptor) -> bool:
+    """Whether what threads beside each other load lies in few rows of x."""
+    found = geometry.dims(desc) or (geometry.BLANK,)
+    few = len(found) > 1 and found[-2].x in (0, 1) and found[-1].size <= FEW_ROWS
+    return found[-1].x in (0, 1) or few
 
 
 @geometry.copies("rows", applies, rank)
@@ -86,6 +121,8 @@ def rows(desc: MoveDescriptor, target: Target) -> list[Launch]:
     if desc.operand("out").numel == 0:
         return []
     *outer, inner = geometry.dims(desc) or (geometry.BLANK,)
+    if is_flat(desc) and desc.op not in ("tril", "triu"):
+        return [_flat(desc)]
     if is_flat(desc):
         wide, out = geometry.is_wide(desc), desc.operand("out")
         block = elements(out, out.element.itemsize)
@@ -113,3 +150,18 @@ def rows(desc: MoveDescriptor, target: Target) -> list[Launch]:
         "BLOCK_COLUMNS": width,
     }
     return [Launch(kernels.rows_kernel, _programs(desc), args, constants, num_warps=THREADS // 32)]
+
+
+def _flat(desc: MoveDescriptor) -> Launch:
+    out = desc.operand("out")
+    block = elements(out, min(desc.element.itemsize, desc.result.itemsize))
+    # Dimensions of one position are left out: each takes a division of every point. (One with a map may be padding.)
+    found = [d for d in geometry.dims(desc) if d.size > 1 or d.map] or [geometry.BLANK]
+    args: dict[str, Arg] = {name: arg for name, arg in geometry.base_args(desc).items() if name != "diagonal"}
+    assert isinstance(args["out"], Ptr)
+    args["out"] = replace(args["out"], alignment=min(out.alignment, max(STORED, out.element.itemsize)))
+    args["dims"] = tuple(geometry.flat_arg(desc, d) for d in reversed(found))
+    args["numel"] = Int(out.numel, False, power_of_two_in(out.numel))
+    constants = {n: c for n, c in geometry.constants(desc).items() if n != "TRIANGLE"}
+    constants |= {"MAPS": tuple(d.map for d in reversed(found)), "BLOCK": block}
+    return Launch(kernels.flat_kernel, -(-out.numel // block), args, constants, num_warps=THREADS // 32)

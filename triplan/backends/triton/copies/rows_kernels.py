@@ -99,3 +99,36 @@ def triangle_kernel(
         tl.store(out + point, value)
     else:
         tl.store(out + point, value, mask=point < numel)
+
+
+@jit
+def flat_kernel(
+    x,
+    value,
+    out,
+    dims,
+    numel,
+    MAPS: tl.constexpr,
+    VALUE_TYPE: tl.constexpr,
+    CAST: tl.constexpr,
+    POINT_TYPE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """out[i] = x[m(i)], or ``value`` where x has no such element, for i < numel: of a packed result.
+
+    dims: all dimensions, as ``rows_kernel`` has those of the rows, without strides of out. Each element finds its
+    source by itself. So loads have one element, but stores are vectors wherever rows begin.
+    """
+    start = tl.program_id(0).to(POINT_TYPE) * BLOCK
+    point = start + tl.arange(0, BLOCK)
+    x_at, _, inside = place(point, dims, MAPS)
+    if start + BLOCK <= numel:
+        if value is None:
+            loaded = tl.load(x + x_at)
+        else:
+            loaded = tl.load(x + x_at, mask=inside, other=outside(x, value, VALUE_TYPE))
+        tl.store(out + point, converted(loaded, out, CAST))
+    else:
+        live = point < numel
+        loaded = tl.load(x + x_at, mask=live & inside, other=outside(x, value, VALUE_TYPE))
+        tl.store(out + point, converted(loaded, out, CAST), mask=live)
