@@ -164,6 +164,7 @@ PACKED = {"element": "bf16", "input_shape": (256, 3, 512, 512)}
         ("flip", {**PACKED, "element": "f64", "amounts": (0, 0, 0, 1)}, "rows_kernel"),
         ("join", {"element": "bf16", "rows": 2**20, "widths": (1, 1)}, "interleave_kernel"),
         ("join", {"element": "i8", "rows": 2**20, "widths": (2,) * 8}, "interleave_kernel"),
+        ("join", {"element": "f32", "rows": 2**20, "widths": (1,) * 8}, "join_flat_kernel"),
         ("join", {"element": "bf16", "rows": 2**20, "widths": (1, 1, 1)}, "join_flat_kernel"),
         ("join", {"element": "f32", "rows": 2**20, "widths": (1, 1, 1)}, "join_flat_kernel"),
         ("join", {"element": "bf16", "rows": 2**20, "widths": (4, 20, 2)}, "join_flat_kernel"),

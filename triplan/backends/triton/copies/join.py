@@ -48,7 +48,8 @@ def _tiles(desc: JoinDescriptor) -> Tiles:
     """Tiles of as many bytes as those of ``rows``."""
     out, item, word = desc.operand("out"), desc.element.itemsize, _word(desc)
     if interleaved := _interleaved_bytes(desc):
-        block = elements(out, interleaved) // len(desc.widths)
+        # A thread stores vectors even where few have any.
+        block = max(elements(out, interleaved), THREADS * VECTOR // interleaved) // len(desc.widths)
         return Tiles(block, len(desc.widths), -(-desc.rows // block), "interleave")
     size = elements(out, item)
     height, width = row_tile(size, desc.rows, *desc.widths)
@@ -91,10 +92,10 @@ def _row_stride(o: Operand) -> int:
 
 
 def _interleaved_bytes(desc: JoinDescriptor) -> int:
-    """Bytes of a row of each input if the inputs can be interleaved in registers: they are packed, and their rows are
-    integers; else 0."""
-    item = desc.widths[0] * desc.element.itemsize
-    if len(desc.widths) not in (2, 4, 8) or len({*desc.widths}) > 1 or item not in WORDS:
+    """Bytes of a row of each input if the inputs can be interleaved in registers: they are packed, their rows are
+    integers, and one of each make a vector at most; else 0."""
+    item, count = desc.widths[0] * desc.element.itemsize, len(desc.widths)
+    if count not in (2, 4, 8) or len({*desc.widths}) > 1 or item not in WORDS or count * item > VECTOR:
         return 0
     operands = desc.operands()
     if not _is_numbered(desc) or any(_row_stride(o) != o.shape[1] or o.alignment < item for o in operands):
