@@ -15,7 +15,7 @@ from triplan.backends.triton.common.strides import Along, known_strides, row_til
 from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.copies import join_kernels as kernels
 from triplan.backends.triton.copies.geometry import ELEMENTS, layout
-from triplan.backends.triton.copies.rows import STORED, THREADS, WORD, elements
+from triplan.backends.triton.copies.rows import STORED, THREADS, WORD, elements, flat_block
 from triplan.descriptors import JoinDescriptor, Operand
 from triplan.sku import PrecisionGuarantee, Support, Target
 
@@ -62,7 +62,7 @@ def _tiles(desc: JoinDescriptor) -> Tiles:
     few = word < WORD and sum(n > 0 for n in desc.widths) <= CHOICES * word
     short = total * item < SECTOR * sum(n > 0 for n in desc.widths)
     if _is_numbered(desc) and word < VECTOR and (fewer or few or short):
-        block = elements(out, word)
+        block = flat_block(out, word)
         return Tiles(1, block, -(-out.numel * item // (word * block)), "flat")
     return mixed if fewer and word == item else own
 

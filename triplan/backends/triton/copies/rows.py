@@ -32,6 +32,8 @@ FEW_ROWS = 8
 WORD = 4
 #: Bytes that a thread stores at once there: with more, each load of a warp would touch more cache lines. Untuned.
 STORED = 8
+#: Elements of a thread there at most: each takes registers for an address. Untuned.
+EACH = 8
 #: Time of a masked-off lane, relative to one that moves elements. Untuned.
 IDLE = 0.3
 #: As many such lanes, relative to the others, with which elements of a packed result are numbered through. Untuned.
@@ -48,6 +50,11 @@ def elements(out: Operand, item: int) -> int:
     """Those that a program moves, of ``item`` bytes."""
     each = (BYTES if out.nbytes >= SMALL else FEW_BYTES) // item
     return THREADS * min(each, ceil_power(-(-out.numel // (THREADS * PROGRAMS))))
+
+
+def flat_block(out: Operand, item: int) -> int:
+    """Elements of ``item`` bytes that a program moves where they are numbered regardless of rows."""
+    return min(elements(out, item), EACH * THREADS)
 
 
 def is_flat(desc: MoveDescriptor) -> bool:
@@ -154,7 +161,7 @@ def rows(desc: MoveDescriptor, target: Target) -> list[Launch]:
 
 def _flat(desc: MoveDescriptor) -> Launch:
     out = desc.operand("out")
-    block = elements(out, min(desc.element.itemsize, desc.result.itemsize))
+    block = flat_block(out, min(desc.element.itemsize, desc.result.itemsize))
     # Dimensions of one position are left out: each takes a division of every point. (One with a map may be padding.)
     found = [d for d in geometry.dims(desc) if d.size > 1 or d.map] or [geometry.BLANK]
     args: dict[str, Arg] = {name: arg for name, arg in geometry.base_args(desc).items() if name != "diagonal"}
