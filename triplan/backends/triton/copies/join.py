@@ -29,9 +29,9 @@ IDLE = 1.25
 #: Bytes of a vector, and integers of fewer.
 VECTOR = 16
 WORDS = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
-#: Inputs that elements of a byte choose between without becoming slower than memory; of wider elements, as many more.
-#: Untuned.
-CHOICES = 2
+#: Inputs between which elements choose in less time than they take in tiles of one input, if rows are odd and elements
+#: narrow; for bytes from more inputs, a choice for each column of a tile is faster: from 7 of 1 to 7 columns, H200.
+CHOICES = 4
 
 
 class Tiles(NamedTuple):
@@ -59,12 +59,14 @@ def _tiles(desc: JoinDescriptor) -> Tiles:
     across = min((widest, max(widest // 2, 1)), key=lambda n: -(-total // n) * n)
     mixed = Tiles(size // across, across, -(-desc.rows // (size // across)) * -(-total // across), "mixed")
     fewer = own.programs * height * width > IDLE * mixed.programs * size
-    few = word < WORD and sum(n > 0 for n in desc.widths) <= CHOICES * word
-    short = total * item < SECTOR * sum(n > 0 for n in desc.widths)
-    if _is_numbered(desc) and word < VECTOR and (fewer or few or short):
+    count, numbered = sum(n > 0 for n in desc.widths), _is_numbered(desc) and word < VECTOR
+    few = word < WORD and count <= CHOICES
+    narrow = fewer or (numbered and total * item < SECTOR * count)
+    many = word == 1 and count > CHOICES
+    if numbered and (few or (narrow and not many)):
         block = flat_block(out, word)
         return Tiles(1, block, -(-out.numel * item // (word * block)), "flat")
-    return mixed if fewer and word == item else own
+    return mixed if (narrow if many else fewer) and word == item else own
 
 
 def _word(desc: JoinDescriptor) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import MAX_THREAD_REGISTERS
 from triplan.backends.triton.common.offsets import ceil_power
@@ -13,11 +15,15 @@ from triplan.sku import Support, Target
 #: (rows and columns of a tile, threads) for bytes, and for other elements: the best on an H200, of 16 x 16 to 128 x
 #: 128, for 6000 x 6000 and 4001 x 3999.
 WIDE_TILE, TILE = (128, 256), (64, 256)
+#: Copies between elements of two bytes have WIDE_TILE too from LARGE bytes of the result on (untuned), unless its lanes
+#: without an element take more than so many times as many lanes: on an H200 it is faster for 8192 x 8192 and 8191 x
+#: 8189, for f32 slower.
+LARGE, WIDER = 1 << 25, 1.04
 #: The same below SMALL bytes of the result, so that every multiprocessor has work: roll of 248 x 255 bf16 takes 1.7 us
 #: in place of 5.2, flip of 174 x 4608 f32 2.6 in place of 3.0 (H200).
 SMALL_TILE, SMALL = (32, 64), 1 << 22
 #: Sides of a tile if there are so few rows or columns, and the length of its other side at most. Such a tile has half
-#: as many elements, because 16 x 1024 spills; of two bytes as many as of one: 256 x 3 x 512 x 512 bf16 to channels last
+#: as many elements, because 16 x 1024 spills; of two bytes as many as of one: 256 x 4 x 256 x 256 bf16 to channels last
 #: are copied faster by 1024 x 4 than by 512 x 4 (H200).
 NARROW, LONG = (4, 16), 1024
 #: Time relative to a packed copy; that of elementwise's ``transposed``.
@@ -50,6 +56,12 @@ def _tile(desc: MoveDescriptor, turned: int) -> tuple[int, int, int]:
             return narrow, min(area // narrow, LONG), threads
         if columns <= narrow:
             return min(area // narrow, LONG), narrow, threads
+    if item == 2 and desc.op == "copy" and desc.operand("out").nbytes >= LARGE:
+        wide, most = WIDE_TILE
+        sizes = [found[at].size for at in (turned, -1)]
+        lanes, wide_lanes = (math.prod(-(-n // side) * side for n in sizes) for side in (block, wide))
+        if wide_lanes <= WIDER * lanes:
+            return wide, wide, most
     return block, block, threads
 
 
