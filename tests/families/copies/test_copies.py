@@ -87,6 +87,9 @@ def numbered() -> Iterator[tp.Descriptor]:
         yield tp.PadDescriptor(element=element, input_shape=(3, 5, 7, 9), amounts=(0, 0, 0, 0, 3, 2, 1, 4))
         yield tp.PadDescriptor(element=element, input_shape=(1, 9, 3), amounts=(0, 0, -1, -2, 600, -1))
         yield tp.CopyDescriptor(op="flip", element=element, input_shape=(7, 300), amounts=(1, 1))
+        for shape in ((5, 3, 60), (1, 1, 1204), (3, 2, 8), (3, 2, 9)):
+            for amounts in ((1, 0, 1), (2, 1, -5), (0, 0, 4), (0, 0, 6), (0, 0, 7)):
+                yield tp.CopyDescriptor(op="roll", element=element, input_shape=shape, amounts=amounts)
 
 
 def checked(target: tp.Target | None, runs: int, found: Callable[[], Iterator[tp.Descriptor]] = problems) -> int:
@@ -162,12 +165,16 @@ PACKED = {"element": "bf16", "input_shape": (256, 3, 512, 512)}
         ("flip", {**PACKED, "amounts": (0, 0, 1, 0)}, "rows_kernel"),
         ("flip", {**PACKED, "amounts": (0, 0, 0, 1)}, "flat_kernel"),
         ("flip", {**PACKED, "element": "f64", "amounts": (0, 0, 0, 1)}, "rows_kernel"),
+        ("roll", {**PACKED, "element": "i8", "amounts": (0, 0, 0, 1)}, "flat_kernel"),
+        ("roll", {**PACKED, "element": "i8", "input_shape": (999, 999), "amounts": (0, 1)}, "rows_kernel"),
         ("join", {"element": "bf16", "rows": 2**20, "widths": (1, 1)}, "interleave_kernel"),
         ("join", {"element": "i8", "rows": 2**20, "widths": (2,) * 8}, "interleave_kernel"),
         ("join", {"element": "f32", "rows": 2**20, "widths": (1,) * 8}, "join_flat_kernel"),
         ("join", {"element": "bf16", "rows": 2**20, "widths": (1, 1, 1)}, "join_flat_kernel"),
         ("join", {"element": "f32", "rows": 2**20, "widths": (1, 1, 1)}, "join_flat_kernel"),
         ("join", {"element": "bf16", "rows": 2**20, "widths": (4, 20, 2)}, "join_flat_kernel"),
+        ("join", {"element": "i8", "rows": 2**18, "widths": (1001, 1003, 999)}, "join_flat_kernel"),
+        ("join", {"element": "i8", "rows": 2**20, "widths": (3, 5, 2, 7, 1, 4, 3)}, "join_columns_kernel"),
         ("join", {"element": "bf16", "rows": 2**20, "widths": (64, 24)}, "join_kernel"),
     ],
 )

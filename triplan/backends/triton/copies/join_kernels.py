@@ -7,6 +7,7 @@ import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.offsets_kernels import quotient
+from triplan.backends.triton.copies.moves_kernels import as_words
 
 
 @jit
@@ -89,12 +90,6 @@ def join_columns_kernel(
     x_at = tl.max_contiguous(x[None, :] + row[:, None] * (stride + column * 0)[None, :], (1, BLOCK_COLUMNS))
     out_at = out + (row[:, None] * out_stride + column[None, :])
     tl.store(out_at, tl.load(x_at, mask=live), mask=live)
-
-
-@jit
-def as_words(at, WORD: tl.constexpr):
-    """The address ``at`` as one of integers of type WORD."""
-    return at.to(tl.pointer_type(WORD), bitcast=True)
 
 
 @jit

@@ -62,6 +62,12 @@ def place(point, dims, MAPS: tl.constexpr):
 
 
 @jit
+def as_words(at, WORD: tl.constexpr):
+    """The address ``at`` as one of integers of type WORD."""
+    return at.to(tl.pointer_type(WORD), bitcast=True)
+
+
+@jit
 def outside(x, value, VALUE_TYPE: tl.constexpr):
     """What is written where x has no element, in the type in which x is read: 0, or ``value`` as VALUE_TYPE."""
     element: tl.constexpr = x.dtype.element_ty
