@@ -32,11 +32,11 @@ FLAT_SLOWDOWN = 1.1
 FEW_ROWS, SHORT_VECTOR = 8, 8
 #: Bytes of elements that a warp moves by whole cache lines without vectors.
 WORD = 4
-#: Bytes that a thread stores at once there: with more, each load of a warp would touch more cache lines. 4 and 16 are
-#: within 3 % for pads, flips, rolls and slices (H200).
+#: Bytes that a thread stores at once there: with more, each load of a warp would touch more cache lines. With 4 or 16,
+#: pads, flips, rolls and slices take about as long (H200).
 STORED = 8
-#: Elements of a thread there at most: each takes registers for an address. With 4 all of these take longer, with 16
-#: pads do (H200).
+#: Elements of a thread there at most: each takes registers for an address. With 4, narrow ones take longer in each of
+#: these, with 16 in pads (H200).
 EACH = 8
 #: Rows of bytes of so many elements are faster by themselves, unless flipped: 4095 of 4100, 16384 rolled and 256 padded
 #: to 262 are, 112 padded to 118 is not (H200).
@@ -55,9 +55,10 @@ def tile(desc: MoveDescriptor) -> tuple[int, int]:
 
 
 def elements(out: Operand, item: int, most: int = BYTES) -> int:
-    """Those that a program moves, of ``item`` bytes; ``most``: bytes of a thread."""
+    """Those that a program moves, of ``item`` bytes, or several as one of so many; ``most``: bytes of a thread."""
     each = (most if out.nbytes >= SMALL else FEW_BYTES) // item
-    return THREADS * min(each, ceil_power(-(-out.numel // (THREADS * PROGRAMS))))
+    count = out.nbytes // max(item, out.element.itemsize)  # (fewer than out's if several are moved as one)
+    return THREADS * min(each, ceil_power(-(-count // (THREADS * PROGRAMS))))
 
 
 def flat_block(out: Operand, item: int) -> int:
@@ -69,7 +70,8 @@ def is_flat(desc: MoveDescriptor) -> bool:
     """Whether elements of a packed result are numbered regardless of rows.
 
     Those of a triangle, if short rows would leave lanes idle. Of other ops, if vectors cannot be loaded or stored along
-    rows, and elements are narrow, rows leave lanes idle or x is not contiguous along them.
+    rows, and rows are whole words, elements are narrow (of one byte only flips and short rows), rows leave lanes idle
+    or x is not contiguous along them.
     """
     if desc.op in ("tril", "triu"):
         packed = all(desc.operand(name).layout.packed for name in ("x", "out"))

@@ -18,7 +18,7 @@ WIDE_TILE, TILE = (128, 256), (64, 256)
 #: Copies between elements of two bytes have WIDE_TILE too from LARGE bytes of the result on (untuned), unless its lanes
 #: without an element take more than so many times as many lanes: on an H200 it is faster for 8192 x 8192 and 8191 x
 #: 8189, for f32 slower.
-LARGE, WIDER = 1 << 25, 1.04
+LARGE, WIDER = 1 << 26, 1.04
 #: The same below SMALL bytes of the result, so that every multiprocessor has work: roll of 248 x 255 bf16 takes 1.7 us
 #: in place of 5.2, flip of 174 x 4608 f32 2.6 in place of 3.0 (H200).
 SMALL_TILE, SMALL = (32, 64), 1 << 22
