@@ -15,13 +15,12 @@ from triplan.sku import Support, Target
 #: (rows and columns of a tile, threads) for bytes, and for other elements: the best on an H200, of 16 x 16 to 128 x
 #: 128, for 6000 x 6000 and 4001 x 3999.
 WIDE_TILE, TILE = (128, 256), (64, 256)
-#: Copies between elements of two bytes have WIDE_TILE too from LARGE bytes of the result on (untuned), unless its lanes
-#: without an element take more than so many times as many lanes: on an H200 it is faster for 8192 x 8192 and 8191 x
-#: 8189, for f32 slower.
-LARGE, WIDER = 1 << 26, 1.04
 #: The same below SMALL bytes of the result, so that every multiprocessor has work: roll of 248 x 255 bf16 takes 1.7 us
 #: in place of 5.2, flip of 174 x 4608 f32 2.6 in place of 3.0 (H200).
 SMALL_TILE, SMALL = (32, 64), 1 << 22
+#: Copies of two-byte elements have WIDE_TILE too from LARGE bytes of the result on, unless that takes more than WIDER
+#: times as many lanes. (Untuned; on an H200 it is faster for 8192 x 8192 and 8191 x 8189, but not for f32.)
+LARGE, WIDER = 1 << 26, 1.04
 #: Sides of a tile if there are so few rows or columns, and the length of its other side at most. Such a tile has half
 #: as many elements, because 16 x 1024 spills; of two bytes as many as of one: 256 x 4 x 256 x 256 bf16 to channels last
 #: are copied faster by 1024 x 4 than by 512 x 4 (H200).
