@@ -34,8 +34,9 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
         return
     if op == "join":
         for element in ("i8", "bf16", "f32", "f64"):
-            for widths in ((4096, 1024), (4095, 7, 33), (20, 3, 2), (2**14,) * 5):
-                found = cls(element=element, rows=2**17 if len(widths) > 3 else 1001, widths=widths)
+            for widths in ((4096, 1024), (4095, 7, 33), (20, 3, 2), (2**14,) * 5, (1, 1), (1,) * 8):
+                rows = 2**17 if len(widths) == 5 else 1001
+                found = cls(element=element, rows=rows, widths=widths)
                 yield found
                 yield found.replace(layouts={"x0": tp.Layout.strided(unit_axis=1)})
         return
@@ -57,6 +58,8 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
 def asks(desc: Any, entry: str, name: str) -> Patterns:
     if desc.op == "join":
         whole = all(o.layout.packed for o in desc.operands()) and not any(n % 16 for n in desc.widths)
+        if name == "interleave_kernel":
+            return (rf"st\.global(?:{VECTORS})",), ("shared",)
         return ((rf"ld\.global(?:{VECTORS})", rf"st\.global(?:{VECTORS})") if whole else (), ())
     if desc.op != "copy":
         return (), ()

@@ -33,6 +33,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "expanded": {"x": tp.Layout.strided(zero_axes=(1,), unit_axis=2)},
 }
 CONVERSIONS = (("f64", "f16"), ("f32", "bf16"), ("bf16", "i32"), ("f32", "bool"), ("bool", "f16"), ("i64", "i8"))
+CHANNELS_LAST = tp.Layout.strided(unit_axis=1, order=(0, 2, 3, 1))
 AMOUNTS = {"flip": (0, 1, 1), "roll": (1, -2, 33), "tril": (1,), "triu": (-2,), "pad": (1, 0, -1, 2, 3, -4)}
 
 
@@ -69,10 +70,32 @@ def problems() -> Iterator[tp.Descriptor]:
         yield tp.ArangeDescriptor(element=element, count=70)
 
 
-def checked(target: tp.Target | None, runs: int) -> int:
+def numbered() -> Iterator[tp.Descriptor]:
+    """Packed results whose elements may be numbered regardless of rows."""
+    # Interleaved, and numbered through: by elements, and by longer integers.
+    for element, widths in (("i8", (1,) * 8), ("bf16", (1, 1)), ("bf16", (2,) * 4), ("f32", (2, 2)), ("f64", (1, 1))):
+        yield tp.JoinDescriptor(element=element, rows=301, widths=widths)
+    for element, widths in (("bool", (1,) * 7), ("bf16", (3, 3, 3)), ("i8", (4, 0, 2, 6)), ("f32", (2, 6))):
+        yield tp.JoinDescriptor(element=element, rows=301, widths=widths)
+        yield tp.JoinDescriptor(
+            element=element, rows=301, widths=widths, layouts={"x0": tp.Layout.strided(zero_axes=(0,), unit_axis=1)}
+        )
+    for element, out in (("i8", "i8"), ("bf16", "bf16"), ("bf16", "f32"), ("f32", "bf16"), ("f64", "f64")):
+        images = tp.CopyDescriptor(op="copy", element=element, input_shape=(2, 3, 17, 31), out_element=out)
+        yield images.replace(layouts={"out": CHANNELS_LAST})
+    for element in ("i8", "f16", "f32", "f64"):
+        yield tp.PadDescriptor(element=element, input_shape=(3, 5, 7, 9), amounts=(0, 0, 0, 0, 3, 2, 1, 4))
+        yield tp.PadDescriptor(element=element, input_shape=(1, 9, 3), amounts=(0, 0, -1, -2, 600, -1))
+        yield tp.CopyDescriptor(op="flip", element=element, input_shape=(7, 300), amounts=(1, 1))
+        for shape in ((5, 3, 60), (1, 1, 1204), (3, 2, 8), (3, 2, 9)):
+            for amounts in ((1, 0, 1), (2, 1, -5), (0, 0, 4), (0, 0, 6), (0, 0, 7)):
+                yield tp.CopyDescriptor(op="roll", element=element, input_shape=shape, amounts=amounts)
+
+
+def checked(target: tp.Target | None, runs: int, found: Callable[[], Iterator[tp.Descriptor]] = problems) -> int:
     """Plans of the problems with each kernel that takes them."""
     count = 0
-    for desc in problems():
+    for desc in found():
         for entry in tp.TABLE.rows(desc.op):
             try:
                 plan = tp.plan(desc, target=target, kernel=entry.name)
@@ -85,16 +108,19 @@ def checked(target: tp.Target | None, runs: int) -> int:
 
 def test_references_are_right_in_every_layout() -> None:
     assert checked(tp.Target.cpu(), 1) == len([*problems()])
+    assert checked(tp.Target.cpu(), 1, numbered) == len([*numbered()])
 
 
 @pytest.mark.interpret
 def test_kernels_are_right_in_every_layout() -> None:
     assert checked(tp.Target.cpu(interpret=True), 1) > 1.3 * len([*problems()])
+    assert checked(tp.Target.cpu(interpret=True), 1, numbered) > len([*numbered()])
 
 
 @pytest.mark.gpu
 def test_kernels_are_right_on_the_gpu() -> None:
     assert checked(None, 2) > 1.3 * len([*problems()])
+    assert checked(None, 2, numbered) > len([*numbered()])
 
 
 @pytest.mark.parametrize(
@@ -125,6 +151,38 @@ def test_select_turns_tiles_where_axes_differ(layouts: Any, kernel: str) -> None
     assert {plan.launches[0].source()} == set(others)
 
 
+PACKED = {"element": "bf16", "input_shape": (256, 3, 512, 512)}
+
+
+@pytest.mark.parametrize(
+    ("op", "fields", "kernel"),
+    [
+        ("copy", PACKED, "rows_kernel"),
+        ("copy", {**PACKED, "layouts": {"out": CHANNELS_LAST}}, "flat_kernel"),
+        ("copy", {**PACKED, "input_shape": (256, 64, 99, 99), "layouts": {"out": CHANNELS_LAST}}, "transposed_kernel"),
+        ("pad", {**PACKED, "amounts": (0, 0, 0, 0, 3, 3, 3, 3)}, "flat_kernel"),
+        ("pad", {**PACKED, "amounts": (0, 0, 3, 3, 0, 0, 0, 0)}, "rows_kernel"),
+        ("flip", {**PACKED, "amounts": (0, 0, 1, 0)}, "rows_kernel"),
+        ("flip", {**PACKED, "amounts": (0, 0, 0, 1)}, "flat_kernel"),
+        ("flip", {**PACKED, "element": "f64", "amounts": (0, 0, 0, 1)}, "rows_kernel"),
+        ("roll", {**PACKED, "element": "i8", "amounts": (0, 0, 0, 1)}, "flat_kernel"),
+        ("roll", {**PACKED, "element": "i8", "input_shape": (999, 999), "amounts": (0, 1)}, "rows_kernel"),
+        ("join", {"element": "bf16", "rows": 2**20, "widths": (1, 1)}, "interleave_kernel"),
+        ("join", {"element": "i8", "rows": 2**20, "widths": (2,) * 8}, "interleave_kernel"),
+        ("join", {"element": "f32", "rows": 2**20, "widths": (1,) * 8}, "join_flat_kernel"),
+        ("join", {"element": "bf16", "rows": 2**20, "widths": (1, 1, 1)}, "join_flat_kernel"),
+        ("join", {"element": "f32", "rows": 2**20, "widths": (1, 1, 1)}, "join_flat_kernel"),
+        ("join", {"element": "bf16", "rows": 2**20, "widths": (4, 20, 2)}, "join_flat_kernel"),
+        ("join", {"element": "i8", "rows": 2**18, "widths": (1001, 1003, 999)}, "join_flat_kernel"),
+        ("join", {"element": "i8", "rows": 2**20, "widths": (3, 5, 2, 7, 1, 4, 3)}, "join_columns_kernel"),
+        ("join", {"element": "bf16", "rows": 2**20, "widths": (64, 24)}, "join_kernel"),
+    ],
+)
+def test_elements_are_numbered_where_rows_have_no_vectors(op: str, fields: dict[str, Any], kernel: str) -> None:
+    desc = tp.descriptor_types()[op](op=op, **fields)
+    assert tp.plan(desc, target="h200").launches[0].kernel.__name__ == kernel
+
+
 # --- functional ---
 
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -151,6 +209,11 @@ CALLS: dict[str, Call] = {
     "cat": (lambda x: F.cat([x, x[:, :1], x], 1), lambda x: torch.cat([x, x[:, :1], x], 1)),
     "cat first": (lambda x: F.cat([x, x, x * 2]), lambda x: torch.cat([x, x, x * 2])),
     "stack": (lambda x: F.stack([x, x], -1), lambda x: torch.stack([x, x], -1)),
+    "stack three": (lambda x: F.stack([x, x * 2, x], -1), lambda x: torch.stack([x, x * 2, x], -1)),
+    "stack eight": (
+        lambda x: F.stack([x, *(x.detach() * i for i in range(7))], -1),
+        lambda x: torch.stack([x, *(x.detach() * i for i in range(7))], -1),
+    ),
     "stack inside": (lambda x: F.stack([x, x * 2], 2), lambda x: torch.stack([x, x * 2], 2)),
     "tril": (lambda x: F.tril(x, 1), lambda x: x.tril(1)),
     "triu_": (lambda x: F.triu_(x * 1, -1), lambda x: (x * 1).triu_(-1)),
@@ -250,6 +313,7 @@ JOINED: dict[str, tuple[Callable[[Tensor], list[Tensor]], list[str]]] = {
     "nine": (lambda x: [x] * 9, ["join", "copy"]),
     "turned": (lambda x: [x.mT.contiguous().mT, x], ["copy", "copy"]),
     "other dtypes": (lambda x: [x, x.to(torch.float64), x], ["copy"] * 4),
+    "stacked": (lambda x: [x.repeat(2**10, 1, 1).view(-1, 1)] * 2, ["join"]),
     "many short rows": (lambda x: [x[:, :1].repeat(2**12, 1, 1), x.repeat(2**12, 1, 1)], ["copy", "copy"]),
 }
 

@@ -75,7 +75,10 @@ def _matrices(tensors: Sequence[Tensor], dim: int) -> list[Tensor] | None:
     """
     if any(t.dtype is not tensors[0].dtype for t in tensors):
         return None
-    least = 1 if tensors[-1].nbytes < _FEW else _LONG
+    *parts, out = tensors
+    # Packed tensors of short rows fill a packed result as a whole.
+    are_short = all(math.prod(t.shape[dim:]) * t.element_size() < _LONG for t in parts)
+    least = 1 if out.nbytes < _FEW or (are_short and all(t.is_contiguous() for t in tensors)) else _LONG
     found = []
     for t in tensors:
         t = as_bits(t.resolve_conj().resolve_neg())

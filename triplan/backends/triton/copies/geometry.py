@@ -117,6 +117,12 @@ def dim_arg(desc: MoveDescriptor, d: Dim, size: Arg | None = None) -> tuple[Arg,
     )
 
 
+def flat_arg(desc: MoveDescriptor, d: Dim) -> tuple[Arg, ...]:
+    """A dimension as ``flat_kernel`` takes it: offsets have 32 bits where strides are known."""
+    size, amount, extent, *_ = dim_arg(desc, d, divisor(d.size, False))
+    return size, amount, extent, stride_arg(desc.operand("x"), d.x, False)
+
+
 def outer_args(desc: MoveDescriptor, outer: Sequence[Dim]) -> tuple[Arg, tuple[int, ...]]:
     """The kernels' arguments (``dims``, ``MAPS``), innermost first; None without dimensions: each argument that a
     launch passes takes the host time."""

@@ -6,6 +6,8 @@
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
+from triplan.backends.triton.common.offsets_kernels import quotient
+from triplan.backends.triton.copies.moves_kernels import as_words
 
 
 @jit
@@ -88,3 +90,72 @@ def join_columns_kernel(
     x_at = tl.max_contiguous(x[None, :] + row[:, None] * (stride + column * 0)[None, :], (1, BLOCK_COLUMNS))
     out_at = out + (row[:, None] * out_stride + column[None, :])
     tl.store(out_at, tl.load(x_at, mask=live), mask=live)
+
+
+@jit
+def join_flat_kernel(
+    inputs,
+    widths,
+    strides,
+    out,
+    columns,
+    numel,
+    WORD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """out[r, widths[0] + ... + widths[i - 1] + c] = inputs[i][r, c], of a packed result with ``numel`` elements.
+
+    Operands as in ``join_kernel``, in elements of the integer type WORD; columns: sum(widths), see ``quotient``.
+    strides: one for all inputs if they are equal. For narrow inputs and odd rows: elements are numbered regardless of
+    rows, and each finds its input. So loads have one element, but stores are vectors.
+    """
+    start = tl.program_id(0) * BLOCK
+    point = start + tl.arange(0, BLOCK)
+    row = quotient(point, columns)
+    column = point - row * columns[0]
+    # Addresses as if each input began where out does.
+    x, stride, begin = as_words(inputs[0], WORD) + point * 0, strides[0], widths[0]
+    for i in tl.static_range(1, len(inputs)):
+        is_here = column >= begin
+        x = tl.where(is_here, as_words(inputs[i], WORD) - begin, x)
+        if len(strides) > 1:
+            stride = tl.where(is_here, strides[i], stride)
+        begin += widths[i]
+    x_at, out_at = x + (row * stride + column), as_words(out, WORD) + point
+    if start + BLOCK <= numel:
+        tl.store(out_at, tl.load(x_at))
+    else:
+        tl.store(out_at, tl.load(x_at, mask=point < numel), mask=point < numel)
+
+
+@jit
+def interleave_kernel(inputs, out, count, WORD: tl.constexpr, BLOCK: tl.constexpr):
+    """out[i, j] = inputs[j][i], for i < count: packed inputs of the integer type WORD, of which there are 2, 4 or 8.
+
+    Vectors of all inputs are interleaved in registers: a thread loads as many bytes of each as make a vector of out.
+    """
+    start = tl.program_id(0) * BLOCK
+    at = start + tl.arange(0, BLOCK)
+    n: tl.constexpr = len(inputs)
+    out_at = as_words(out, WORD) + start * n + tl.arange(0, n * BLOCK)
+    if start + BLOCK <= count:
+        tl.store(out_at, _interleaved(inputs, at, None, WORD))
+    else:
+        found = _interleaved(inputs, at, at < count, WORD)
+        tl.store(out_at, found, mask=start * n + tl.arange(0, n * BLOCK) < count * n)
+
+
+@jit
+def _interleaved(inputs, at, mask, WORD: tl.constexpr):
+    """The values of ``inputs`` at ``at``, [i, j] as one axis. ``tl.join`` appends an axis: halves are joined last."""
+    n: tl.constexpr = len(inputs)
+    if n == 2:
+        left = tl.load(as_words(inputs[0], WORD) + at, mask=mask)
+        found = tl.join(left, tl.load(as_words(inputs[1], WORD) + at, mask=mask))
+    elif n == 4:
+        even = _interleaved((inputs[0], inputs[2]), at, mask, WORD)
+        found = tl.join(even, _interleaved((inputs[1], inputs[3]), at, mask, WORD))
+    else:
+        even = _interleaved((inputs[0], inputs[2], inputs[4], inputs[6]), at, mask, WORD)
+        found = tl.join(even, _interleaved((inputs[1], inputs[3], inputs[5], inputs[7]), at, mask, WORD))
+    return found.reshape(n * at.shape[0])

@@ -40,12 +40,14 @@ def place(point, dims, MAPS: tl.constexpr):
     """(offset in x, offset in out, whether the position lies within x) of ``point``, numbered row-major over ``dims``.
 
     ``dims``: (size, amount, extent of x, stride of x, stride of out) of each dimension, innermost first; for sizes see
-    ``quotient``. None: there is one point. Offsets have the type of the strides, i64.
+    ``quotient``. None: there is one point. Offsets have the type of the strides: i64, or in x also i32. Without
+    strides of out, its offset is not found.
     """
     x_at = (point * 0).to(tl.int64)
     out_at = x_at
     inside = point == point
     if dims is not None:
+        x_at = x_at.to(dims[0][3].dtype)
         for d in tl.static_range(len(dims)):
             i = point
             if d < len(dims) - 1:
@@ -54,8 +56,15 @@ def place(point, dims, MAPS: tl.constexpr):
             at = source(i, dims[d], MAPS[d])
             inside = inside & is_inside(at, dims[d], MAPS[d])
             x_at += at * dims[d][3]
-            out_at += i * dims[d][4]
+            if len(dims[d]) > 4:
+                out_at += i * dims[d][4]
     return x_at, out_at, inside
+
+
+@jit
+def as_words(at, WORD: tl.constexpr):
+    """The address ``at`` as one of integers of type WORD."""
+    return at.to(tl.pointer_type(WORD), bitcast=True)
 
 
 @jit

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.offsets_kernels import load_tile, quotient, store_tile, tile_start
-from triplan.backends.triton.copies.moves_kernels import converted, is_inside, outside, place, source
+from triplan.backends.triton.copies.moves_kernels import FLIP, as_words, converted, is_inside, outside, place, source
 
 
 @jit
@@ -99,3 +99,90 @@ def triangle_kernel(
         tl.store(out + point, value)
     else:
         tl.store(out + point, value, mask=point < numel)
+
+
+@jit
+def flat_kernel(
+    x,
+    value,
+    out,
+    dims,
+    along,
+    numel,
+    MAPS: tl.constexpr,
+    MAP: tl.constexpr,
+    WORDS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    VALUE_TYPE: tl.constexpr,
+    CAST: tl.constexpr,
+    POINT_TYPE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """out[i] = x[m(i)], or ``value`` where x has no such element, for i < numel: of a packed result.
+
+    dims, along: as in ``rows_kernel``, without strides of out; along[0] as ``quotient`` takes it. Each element finds
+    its source by itself. So loads have one element, but stores are vectors wherever rows begin.
+
+    WORDS: where not 0, elements have so many bits and are moved by words of 32, in which numel, ``along`` and strides
+    count. SHIFT: bits by which MAP moves elements besides the words of its amount. Each word of the result is then of
+    two words of x, the first of which is in the cache: it is the second of the word before.
+    """
+    start = tl.program_id(0).to(POINT_TYPE) * BLOCK
+    point = start + tl.arange(0, BLOCK)
+    row, i = point * 0, point
+    if dims is not None:
+        row = quotient(point, along[0])
+        i = point - row * along[0][0]
+    x_row, _, row_inside = place(row, dims, MAPS)
+    if WORDS != 0:
+        out = as_words(out, tl.uint32)
+    if start + BLOCK <= numel:
+        loaded = mapped(x, value, x_row, row_inside, i, along, None, MAP, WORDS, SHIFT, VALUE_TYPE)
+        tl.store(out + point, converted(loaded, out, CAST))
+    else:
+        live = point < numel
+        loaded = mapped(x, value, x_row, row_inside, i, along, live, MAP, WORDS, SHIFT, VALUE_TYPE)
+        tl.store(out + point, converted(loaded, out, CAST), mask=live)
+
+
+@jit
+def mapped(
+    x,
+    value,
+    x_row,
+    row_inside,
+    i,
+    along,
+    live,
+    MAP: tl.constexpr,
+    WORDS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    VALUE_TYPE: tl.constexpr,
+):
+    """What ``flat_kernel`` writes at positions ``i`` of rows that begin at ``x_row``; live: None where all are."""
+    other = outside(x, value, VALUE_TYPE)
+    if WORDS != 0:
+        x = as_words(x, tl.uint32)
+        other = other.to(tl.uint16 if WORDS == 16 else tl.uint8, bitcast=True).to(tl.uint32)
+        other *= 0x00010001 if WORDS == 16 else 0x01010101
+    found = fetched(x, value, x_row, row_inside, source(i, along, MAP), along, live, other, MAP)
+    if SHIFT != 0:
+        before = fetched(x, value, x_row, row_inside, source(i - 1, along, MAP), along, live, other, MAP)
+        found = (found << SHIFT) | (before >> (32 - SHIFT))
+    elif WORDS == 16 and MAP == FLIP:
+        found = (found << 16) | (found >> 16)
+    elif WORDS == 8 and MAP == FLIP:
+        found = (found << 24) | ((found & 0xFF00) << 8) | ((found >> 8) & 0xFF00) | (found >> 24)
+    return found
+
+
+@jit
+def fetched(x, value, x_row, row_inside, at, along, live, other, MAP: tl.constexpr):
+    """x at positions ``at`` of the rows, or ``other``; live: None where all are."""
+    x_at = x + (x_row + at * along[3])
+    if value is None:
+        found = tl.load(x_at, mask=live)
+    else:
+        inside = row_inside & is_inside(at, along, MAP)
+        found = tl.load(x_at, mask=inside if live is None else inside & live, other=other)
+    return found

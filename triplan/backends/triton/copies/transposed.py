@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import MAX_THREAD_REGISTERS
 from triplan.backends.triton.common.offsets import ceil_power
@@ -16,8 +18,12 @@ WIDE_TILE, TILE = (128, 256), (64, 256)
 #: The same below SMALL bytes of the result, so that every multiprocessor has work: roll of 248 x 255 bf16 takes 1.7 us
 #: in place of 5.2, flip of 174 x 4608 f32 2.6 in place of 3.0 (H200).
 SMALL_TILE, SMALL = (32, 64), 1 << 22
+#: Copies of two-byte elements have WIDE_TILE too from LARGE bytes of the result on, unless that takes more than WIDER
+#: times as many lanes. (Untuned; on an H200 it is faster for 8192 x 8192 and 8191 x 8189, but not for f32.)
+LARGE, WIDER = 1 << 26, 1.04
 #: Sides of a tile if there are so few rows or columns, and the length of its other side at most. Such a tile has half
-#: as many elements, because 16 x 1024 spills. Untuned.
+#: as many elements, because 16 x 1024 spills; of two bytes as many as of one: 256 x 4 x 256 x 256 bf16 to channels last
+#: are copied faster by 1024 x 4 than by 512 x 4 (H200).
 NARROW, LONG = (4, 16), 1024
 #: Time relative to a packed copy; that of elementwise's ``transposed``.
 SLOWDOWN = 1.04
@@ -36,15 +42,25 @@ def _turned(desc: MoveDescriptor) -> int | None:
 def _tile(desc: MoveDescriptor, turned: int) -> tuple[int, int, int]:
     """(rows, columns, threads)."""
     found = geometry.dims(desc)
-    block, threads = WIDE_TILE if max(desc.element.itemsize, desc.result.itemsize) == 1 else TILE
+    item = max(desc.element.itemsize, desc.result.itemsize)
+    block, threads = WIDE_TILE if item == 1 else TILE
     if desc.operand("out").nbytes < SMALL:
         block, threads = SMALL_TILE
     rows, columns = (min(block, ceil_power(found[at].size)) for at in (turned, -1))
+    area = block * block // 2
+    if item <= 2 and block >= TILE[0]:
+        area = WIDE_TILE[0] * WIDE_TILE[0] // 2
     for narrow in NARROW:
         if rows <= narrow:
-            return narrow, min(block * block // (2 * narrow), LONG), threads
+            return narrow, min(area // narrow, LONG), threads
         if columns <= narrow:
-            return min(block * block // (2 * narrow), LONG), narrow, threads
+            return min(area // narrow, LONG), narrow, threads
+    if item == 2 and desc.op == "copy" and desc.operand("out").nbytes >= LARGE:
+        wide, most = WIDE_TILE
+        sizes = [found[at].size for at in (turned, -1)]
+        lanes, wide_lanes = (math.prod(-(-n // side) * side for n in sizes) for side in (block, wide))
+        if wide_lanes <= WIDER * lanes:
+            return wide, wide, most
     return block, block, threads
 
 
