@@ -39,6 +39,8 @@ from triplan.backends.triton.reductions.limits import (
     LONE_LINE,
     LONE_WARPS,
     MANY,
+    MERGED_BYTES,
+    MERGED_WARPS,
     MOST_CHUNKS,
     MOST_LINES,
     NARROW_BUSY,
@@ -56,6 +58,8 @@ from triplan.backends.triton.reductions.limits import (
     STEP,
     THREAD_BYTES,
     WARPS,
+    WHOLE_HELD,
+    WHOLE_LINE,
 )
 from triplan.backends.triton.reductions.tiles_kernels import reduce_kernel
 from triplan.descriptors import ExpressionReductionDescriptor, Operand
@@ -123,6 +127,7 @@ class Plan:
         self.once = self._once()
         self.tile = self._tile()
         self.chunk, self.chunks = self._chunks()
+        self.single = self.n <= self.tile.block and not (self.once or self.rowed)
 
     def _is_unit(self, d: Dim) -> bool:
         """Whether x is contiguous along ``d``."""
@@ -198,6 +203,9 @@ class Plan:
         if double:
             size = max(size // 2, 32 * WARPS * 16 // item)  # at least one 16-byte load a thread
         size = min(size, 32 * WARPS * self._held(HELD, False)) if count > 1 else size
+        if self.unit and size < n <= WHOLE_LINE and self._takes_two(wide):
+            block = ceil_power(n)
+            return Tile(1, block, max(block // (32 * WHOLE_HELD), 1))
         if self.rowed:
             least, row = 32 * WARPS * 16 // item, self.reduced[-1].size
             return Tile(1, max(least, min(size, ceil_power(row + 1) // 4)), WARPS)
@@ -211,6 +219,13 @@ class Plan:
         lone = self.lanes <= LONE * rows and n <= LONE_LINE
         size, warps = (min(size, whole), LONE_WARPS) if lone else (size, WARPS)
         return Tile(rows, min(ceil_power(n), max(size // rows, 1)), warps)
+
+    def _takes_two(self, wide: bool) -> bool:
+        """Whether a tile of whole lines is reduced in two passes over registers, which take fewer instructions than
+        accumulators of moments or exponentials; and whether vectors of 16 bytes are masked as one."""
+        kinds, item = (do.MOMENTS, do.EXPONENTIALS), self.x.element.itemsize
+        vectors = self._aligned() >= 16 and power_of_two_in(self.n) * item >= 16
+        return self.kind.accumulates in kinds and self.tree is None and vectors and not wide
 
     def _held(self, most: int, halved: bool) -> int:
         """Elements per thread: a power of two up to ``most``, or half of it; fewer of several operands."""
@@ -331,8 +346,12 @@ class Plan:
             size = divisor(n, self.wide) if self.flat else Int(n, self.wide, power_of_two_in(n))
             # (Of an expression's operands, ROW_STEPS says which have unit stride.)
             of_first, *others = self._strides(self.across)
-            if self.flat and in_order([*self.kept, self.across], len(self.results)):
-                others[-2:] = None, None
+            if self.flat:
+                if in_order([*self.kept, self.across], len(self.results)):
+                    others[-2:] = None, None
+            else:
+                strides = (self.across.out, self.across.second)
+                others[-2:] = (None if s == 1 else arg for s, arg in zip(strides, others[-2:], strict=True))
             along = (size, None if self.across.reads == (1,) else of_first, *others)
         divisible = power_of_two_in(self.n) if self.unit else 1
         # A wider load of one operand would divide a short column among several threads.
@@ -344,7 +363,7 @@ class Plan:
             "scalars": self._scalars() or None,
             "out": self._pointer(self.results[0]),
             "second": self._pointer(self.results[1]) if len(self.results) > 1 else None,
-            "kept": self._dims(self.kept),
+            "kept": self._dims(self.kept) if self.kept or self.across is None else None,
             "all_kept": self._dims([*self.kept, *across], 1),
             "along": along,
             "reduced": None if (self.unit or self.rowed) and self.tree is None else self._dims(self.reduced),
@@ -354,7 +373,8 @@ class Plan:
             "outer": Int(self.lanes // max(self.across.size, 1) if self.across else self.lanes, self.wide),
             "n": Int(self.n, self.wide, divisible),
             "chunk": Int(self.chunk, self.wide, power_of_two_in(self.chunk)),
-            "chunks": Int(self.chunks),
+            # (Many accumulators of a line are loaded by vectors; of few, the binary does not depend on their number.)
+            "chunks": Int(self.chunks, divisibility=power_of_two_in(self.chunks) if self.chunks >= MANY else 1),
             "correction": Float(self.desc.correction, number) if self.desc.op in DEVIATIONS else None,
             "order": Float(self.desc.order, number) if self.kind is OTHER_NORM else None,
         }
@@ -375,6 +395,8 @@ class Plan:
             "SHIFT": self._shift(tile),
             "ONCE": self.once > 0,
             "ALIGNED": self.x.alignment >= 16,
+            "SINGLE": self.single,
+            "FULL": self.n == tile.block,
             "AHEAD": self._ahead(tile),
             "FUNCTION": None if self.tree is None else expressions.fused(self.tree, False),
             "ROW_STEPS": tuple(map(self._row_step, range(len(self.reads)))),
@@ -462,8 +484,12 @@ class Plan:
 
     def merging(self) -> Tile:
         """(lines, chunks) that a program of the second launch merges at a time."""
-        size = 32 * WARPS * THREAD_BYTES // max(self.compute.itemsize, 4)
-        block = min(ceil_power(self.chunks), size)
+        size, block = 32 * WARPS * THREAD_BYTES // max(self.compute.itemsize, 4), ceil_power(self.chunks)
+        if block > size:
+            second = self.kind.second(self.compute)
+            held = MERGED_BYTES // ceil_power(max(self.compute.itemsize, 4) + (second.itemsize if second else 0))
+            block = min(block, 32 * MERGED_WARPS * held)
+            return Tile(1, block, max(block // (32 * held), WARPS))
         return Tile(size // block, block, WARPS)
 
     def depth(self) -> float:
@@ -480,8 +506,12 @@ class Plan:
         desc = self.desc
         promised = ".".join(f"{min(o.alignment, 16)}.{min(power_of_two_in(self._distance(o)), 16)}" for o in self.reads)
         version = 1 if self.tree is not None else 3 if self._shift(self.tile) > 1 else 2
+        if self.single and self.kind.accumulates in (do.MOMENTS, do.EXPONENTIALS):
+            version = 4
         found = f"reductions.{entry}.{desc.op}.{desc.element}.{desc.result}.v{version}"
         found += f".{self.tile.text}.{self.chunk}.{promised}"
+        if self.chunks > 1:
+            found += f".{self.merging().text}"
         if desc.op == "vector_norm":
             found += f".{desc.order!r}"
         if self.tree is not None:
