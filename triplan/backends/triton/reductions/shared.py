@@ -374,7 +374,7 @@ class Plan:
             "n": Int(self.n, self.wide, divisible),
             "chunk": Int(self.chunk, self.wide, power_of_two_in(self.chunk)),
             # (Many accumulators of a line are loaded by vectors; of few, the binary does not depend on their number.)
-            "chunks": Int(self.chunks, divisibility=power_of_two_in(self.chunks) if self.chunks >= MANY else 1),
+            "chunks": Int(self.chunks, divisibility=power_of_two_in(self.chunks) if self.merging().rows == 1 else 1),
             "correction": Float(self.desc.correction, number) if self.desc.op in DEVIATIONS else None,
             "order": Float(self.desc.order, number) if self.kind is OTHER_NORM else None,
         }
