@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +15,7 @@ from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, diviso
 from triplan.backends.triton.common.strides import Along, in_memory, known_strides, row_tile, stride_arg
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.reductions import shared_kernels as do
-from triplan.backends.triton.reductions.dims import STEPS, Dim, distance, in_order, merged, step_along
+from triplan.backends.triton.reductions.dims import STEPS, Dim, distance, in_order, line_distance, merged, step_along
 from triplan.backends.triton.reductions.expression_kernels import reduce_expression_kernel
 from triplan.backends.triton.reductions.kinds import EXTREMA, OTHER_NORM, PAIRS, POSITIONS, TURNED, TYPES, kind_of
 from triplan.backends.triton.reductions.limits import (
@@ -113,7 +112,7 @@ class Plan:
         if contiguous and not kept:
             # A single line is given the stride that neighbours would have: its divisibility decides the width of loads.
             apart = tuple(
-                self._distance(o) if s == 1 else 0 for o, s in zip(self.reads, self.reduced[0].reads, strict=True)
+                line_distance(desc, o) if s == 1 else 0 for o, s in zip(self.reads, self.reduced[0].reads, strict=True)
             )
             kept = [Dim(1, apart, 1, len(self.results) - 1)]
         long = [d for d in kept if d.size >= FEWEST_ACROSS]
@@ -170,12 +169,6 @@ class Plan:
         plain = self.tree is None and self.unit and exact and narrow and item <= 2 and n * item >= ONCE_BYTES
         block = ceil_power(n + (0 if self._aligned() >= 16 else 16 // item - 1))
         return block if plain and block <= ONCE_LONGEST and block < 2 * n else 0  # (most places are of the line)
-
-    def _distance(self, o: Operand) -> int:
-        """A divisor of the distance between contiguous lines of ``o``, in elements. Of all axes there is one line."""
-        if not self.desc.kept_axes:
-            return 16
-        return self.n if o.layout.packed else o.layout.stride_multiple
 
     def _tile(self) -> Tile:
         item, n, count = self.x.element.itemsize, max(self.n, 1), len(self.reads)
@@ -467,21 +460,6 @@ class Plan:
 
     # --- what is promised ---
 
-    def invariant(self) -> bool:
-        """Whether the tile and the width of loads, and so the bits, depend only on a line's length and layout."""
-        whole = all(o.shape in ((), tuple(self.desc.input_shape)) for o in self.reads)
-        # Lines of several axes are visited in the order of memory, which only packed operands have in common.
-        ordered = len(self.desc.reduce_axes) > 1 and any(o.layout.order for o in self.reads)
-        return (
-            (self.unit or self.own)
-            and whole
-            and not ordered
-            and all(
-                o.shape == () or (not o.layout.zero_axes and self.reduced[0].reads[i] == 1)
-                for i, o in enumerate(self.reads)
-            )
-        )
-
     def merging(self) -> Tile:
         """(lines, chunks) that a program of the second launch merges at a time."""
         size, block = 32 * WARPS * THREAD_BYTES // max(self.compute.itemsize, 4), ceil_power(self.chunks)
@@ -491,33 +469,6 @@ class Plan:
             block = min(block, 32 * MERGED_WARPS * held)
             return Tile(1, block, max(block // (32 * held), WARPS))
         return Tile(size // block, block, WARPS)
-
-    def depth(self) -> float:
-        """Roundings on the path of a term of a sum."""
-        most = min(self.chunk, max(self.n, 1))
-        if self.rowed:  # the ends of each row take a block more
-            most += most // self.reduced[-1].size * 2 * self.tile.block
-        within = self.tile.additions(most)
-        return within + (self.merging().additions(self.chunks) + 2 if self.chunks > 1 else 0)
-
-    def numerics(self, entry: str) -> str | None:
-        if not self.invariant():
-            return None
-        desc = self.desc
-        promised = ".".join(f"{min(o.alignment, 16)}.{min(power_of_two_in(self._distance(o)), 16)}" for o in self.reads)
-        version = 1 if self.tree is not None else 3 if self._shift(self.tile) > 1 else 2
-        if self.single and self.kind.accumulates in (do.MOMENTS, do.EXPONENTIALS):
-            version = 4
-        found = f"reductions.{entry}.{desc.op}.{desc.element}.{desc.result}.v{version}"
-        found += f".{self.tile.text}.{self.chunk}.{promised}"
-        if self.chunks > 1:
-            found += f".{self.merging().text}"
-        if desc.op == "vector_norm":
-            found += f".{desc.order!r}"
-        if self.tree is not None:
-            source = expressions.text(self.tree, False)
-            found += f".{hashlib.sha256(source.encode()).hexdigest()[:16]}"
-        return f"{found}.{desc.correction!r}" if desc.op in DEVIATIONS else found
 
     def us(self) -> float:
         return LAUNCH_US + sum(o.nbytes for o in self.reads) / BYTES_PER_US
