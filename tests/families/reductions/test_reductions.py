@@ -13,6 +13,8 @@ from proofs import target
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
+from triplan.backends.triton.reductions import shared
+from triplan.sku.facts import forget_facts
 from triplan.testing import check_plan
 
 Tensor = torch.Tensor
@@ -303,6 +305,9 @@ GEOMETRIES: tuple[Any, ...] = (
     # Short lines of several points side by side.
     ((4101, 3, 8), (1,), {}),
     ((4101, 2, 8), (1,), {"out": "strided"}),
+    # One block, which lines fill or not, of lines that are held whole.
+    ((3, 2048), (1,), {}),
+    ((3, 1544), (1,), {}),
 )
 
 
@@ -318,6 +323,37 @@ def test_every_geometry(where: str, geometry: Any) -> None:
         cls: Any = tp.descriptor_types()[op]
         desc = cls(op=op, element=element, input_shape=shape, reduce_axes=axes, layouts=layouts)
         assert check_plan(tp.plan(desc, target=target(where)), runs=1).compared
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param("interpret", marks=pytest.mark.interpret), pytest.param("gpu", marks=pytest.mark.gpu)]
+)
+def test_variances_far_from_zero(where: str) -> None:
+    """Of lines in one block and in several: their elements are apart by little beside their mean."""
+    for n in (2048, 16_384):
+        desc = tp.ReduceDescriptor(op="var", element="f32", input_shape=(3, n), reduce_axes=(1,))
+        plan = tp.plan(desc, target=target(where))
+        device = plan.target.device_type
+        x, out = (drawn(3, n) + 30_000).float().to(device), torch.empty(3, device=device)
+        plan.run(tp.ReduceArgs(x, out), tp.Workspace.allocate(plan))
+        torch.testing.assert_close(out.double(), x.double().var(1), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param("interpret", marks=pytest.mark.interpret), pytest.param("gpu", marks=pytest.mark.gpu)]
+)
+@pytest.mark.parametrize(("op", "element"), [("sum", "bf16"), ("argmax", "f32"), ("std", "f32")])
+def test_many_chunks_are_merged_at_once(op: str, element: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WARPS", "CHUNK_TILES"):
+        monkeypatch.setattr(shared, name, 1)
+    forget_facts()
+    try:
+        desc = tp.ReduceDescriptor(op=op, element=element, input_shape=(2, 150_003), reduce_axes=(1,))
+        plan = tp.plan(desc, target=target(where))
+        assert plan.launches[1].constexprs["BLOCK"] > 256
+        assert check_plan(plan, runs=1).compared
+    finally:
+        forget_facts()
 
 
 #: (op, element, elements of a line): of more than a block, in one chunk and in several, beside a multiple of 16 bytes.

@@ -5,12 +5,18 @@ from __future__ import annotations
 #: Warps of a program. (Launches have fuses=False: two threads may merge the same accumulators and write the result to
 #: the same address of shared memory, so both must round alike.)
 WARPS = 4
+#: Where those of one line are more than WARPS merge at a time: bytes of accumulators that a thread of the second launch
+#: holds, and its warps at most. All loads wait together. Untuned.
+MERGED_BYTES, MERGED_WARPS = 64, 32
 #: Bytes of x per thread that a program holds at a time, half as many with two accumulators; twice as many of columns
 #: where not every row begins at a multiple of 16 bytes. On an H200, of 32, 64 and 128 with 2 to 16 warps, these are the
 #: best or within 3 % of it for rows and columns of 8192 to 16384 elements.
 THREAD_BYTES = 32
+#: Elements of a line up to which a program holds all of it where variances or exponentials are accumulated, and
+#: elements of a thread then. All loads of a line wait together. Untuned.
+WHOLE_LINE, WHOLE_HELD = 8192, 32
 #: Tiles of a line that one program reduces, at most; unless more than MOST_CHUNKS programs would share a line.
-CHUNK_TILES, MOST_CHUNKS = 8, 4096
+CHUNK_TILES, MOST_CHUNKS = 8, 16384
 #: Accumulators of a thread where lines begin between two vectors and are short, and warps that reduce them at most:
 #: more would exchange accumulators for each line. With 32, registers leave room for 18 warps on a multiprocessor.
 #: Untuned.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +15,7 @@ from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, diviso
 from triplan.backends.triton.common.strides import Along, in_memory, known_strides, row_tile, stride_arg
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.reductions import shared_kernels as do
-from triplan.backends.triton.reductions.dims import STEPS, Dim, distance, in_order, merged, step_along
+from triplan.backends.triton.reductions.dims import STEPS, Dim, distance, in_order, line_distance, merged, step_along
 from triplan.backends.triton.reductions.expression_kernels import reduce_expression_kernel
 from triplan.backends.triton.reductions.kinds import EXTREMA, OTHER_NORM, PAIRS, POSITIONS, TURNED, TYPES, kind_of
 from triplan.backends.triton.reductions.limits import (
@@ -39,6 +38,8 @@ from triplan.backends.triton.reductions.limits import (
     LONE_LINE,
     LONE_WARPS,
     MANY,
+    MERGED_BYTES,
+    MERGED_WARPS,
     MOST_CHUNKS,
     MOST_LINES,
     NARROW_BUSY,
@@ -56,6 +57,8 @@ from triplan.backends.triton.reductions.limits import (
     STEP,
     THREAD_BYTES,
     WARPS,
+    WHOLE_HELD,
+    WHOLE_LINE,
 )
 from triplan.backends.triton.reductions.tiles_kernels import reduce_kernel
 from triplan.descriptors import ExpressionReductionDescriptor, Operand
@@ -109,7 +112,7 @@ class Plan:
         if contiguous and not kept:
             # A single line is given the stride that neighbours would have: its divisibility decides the width of loads.
             apart = tuple(
-                self._distance(o) if s == 1 else 0 for o, s in zip(self.reads, self.reduced[0].reads, strict=True)
+                line_distance(desc, o) if s == 1 else 0 for o, s in zip(self.reads, self.reduced[0].reads, strict=True)
             )
             kept = [Dim(1, apart, 1, len(self.results) - 1)]
         long = [d for d in kept if d.size >= FEWEST_ACROSS]
@@ -123,6 +126,7 @@ class Plan:
         self.once = self._once()
         self.tile = self._tile()
         self.chunk, self.chunks = self._chunks()
+        self.single = self.n <= self.tile.block and not (self.once or self.rowed)
 
     def _is_unit(self, d: Dim) -> bool:
         """Whether x is contiguous along ``d``."""
@@ -166,12 +170,6 @@ class Plan:
         block = ceil_power(n + (0 if self._aligned() >= 16 else 16 // item - 1))
         return block if plain and block <= ONCE_LONGEST and block < 2 * n else 0  # (most places are of the line)
 
-    def _distance(self, o: Operand) -> int:
-        """A divisor of the distance between contiguous lines of ``o``, in elements. Of all axes there is one line."""
-        if not self.desc.kept_axes:
-            return 16
-        return self.n if o.layout.packed else o.layout.stride_multiple
-
     def _tile(self) -> Tile:
         item, n, count = self.x.element.itemsize, max(self.n, 1), len(self.reads)
         wide = self.compute.itemsize > 4
@@ -198,6 +196,9 @@ class Plan:
         if double:
             size = max(size // 2, 32 * WARPS * 16 // item)  # at least one 16-byte load a thread
         size = min(size, 32 * WARPS * self._held(HELD, False)) if count > 1 else size
+        if self.unit and size < n <= WHOLE_LINE and self._takes_two(wide):
+            block = ceil_power(n)
+            return Tile(1, block, max(block // (32 * WHOLE_HELD), 1))
         if self.rowed:
             least, row = 32 * WARPS * 16 // item, self.reduced[-1].size
             return Tile(1, max(least, min(size, ceil_power(row + 1) // 4)), WARPS)
@@ -211,6 +212,13 @@ class Plan:
         lone = self.lanes <= LONE * rows and n <= LONE_LINE
         size, warps = (min(size, whole), LONE_WARPS) if lone else (size, WARPS)
         return Tile(rows, min(ceil_power(n), max(size // rows, 1)), warps)
+
+    def _takes_two(self, wide: bool) -> bool:
+        """Whether a tile of whole lines is reduced in two passes over registers, which take fewer instructions than
+        accumulators of moments or exponentials; and whether vectors of 16 bytes are masked as one."""
+        kinds, item = (do.MOMENTS, do.EXPONENTIALS), self.x.element.itemsize
+        vectors = self._aligned() >= 16 and power_of_two_in(self.n) * item >= 16
+        return self.kind.accumulates in kinds and self.tree is None and vectors and not wide
 
     def _held(self, most: int, halved: bool) -> int:
         """Elements per thread: a power of two up to ``most``, or half of it; fewer of several operands."""
@@ -331,8 +339,12 @@ class Plan:
             size = divisor(n, self.wide) if self.flat else Int(n, self.wide, power_of_two_in(n))
             # (Of an expression's operands, ROW_STEPS says which have unit stride.)
             of_first, *others = self._strides(self.across)
-            if self.flat and in_order([*self.kept, self.across], len(self.results)):
-                others[-2:] = None, None
+            if self.flat:
+                if in_order([*self.kept, self.across], len(self.results)):
+                    others[-2:] = None, None
+            else:
+                strides = (self.across.out, self.across.second)
+                others[-2:] = (None if s == 1 else arg for s, arg in zip(strides, others[-2:], strict=True))
             along = (size, None if self.across.reads == (1,) else of_first, *others)
         divisible = power_of_two_in(self.n) if self.unit else 1
         # A wider load of one operand would divide a short column among several threads.
@@ -344,7 +356,7 @@ class Plan:
             "scalars": self._scalars() or None,
             "out": self._pointer(self.results[0]),
             "second": self._pointer(self.results[1]) if len(self.results) > 1 else None,
-            "kept": self._dims(self.kept),
+            "kept": self._dims(self.kept) if self.kept or self.across is None else None,
             "all_kept": self._dims([*self.kept, *across], 1),
             "along": along,
             "reduced": None if (self.unit or self.rowed) and self.tree is None else self._dims(self.reduced),
@@ -354,7 +366,8 @@ class Plan:
             "outer": Int(self.lanes // max(self.across.size, 1) if self.across else self.lanes, self.wide),
             "n": Int(self.n, self.wide, divisible),
             "chunk": Int(self.chunk, self.wide, power_of_two_in(self.chunk)),
-            "chunks": Int(self.chunks),
+            # (Many accumulators of a line are loaded by vectors; of few, the binary does not depend on their number.)
+            "chunks": Int(self.chunks, divisibility=power_of_two_in(self.chunks) if self.merging().rows == 1 else 1),
             "correction": Float(self.desc.correction, number) if self.desc.op in DEVIATIONS else None,
             "order": Float(self.desc.order, number) if self.kind is OTHER_NORM else None,
         }
@@ -375,6 +388,8 @@ class Plan:
             "SHIFT": self._shift(tile),
             "ONCE": self.once > 0,
             "ALIGNED": self.x.alignment >= 16,
+            "SINGLE": self.single,
+            "FULL": self.n == tile.block,
             "AHEAD": self._ahead(tile),
             "FUNCTION": None if self.tree is None else expressions.fused(self.tree, False),
             "ROW_STEPS": tuple(map(self._row_step, range(len(self.reads)))),
@@ -445,49 +460,15 @@ class Plan:
 
     # --- what is promised ---
 
-    def invariant(self) -> bool:
-        """Whether the tile and the width of loads, and so the bits, depend only on a line's length and layout."""
-        whole = all(o.shape in ((), tuple(self.desc.input_shape)) for o in self.reads)
-        # Lines of several axes are visited in the order of memory, which only packed operands have in common.
-        ordered = len(self.desc.reduce_axes) > 1 and any(o.layout.order for o in self.reads)
-        return (
-            (self.unit or self.own)
-            and whole
-            and not ordered
-            and all(
-                o.shape == () or (not o.layout.zero_axes and self.reduced[0].reads[i] == 1)
-                for i, o in enumerate(self.reads)
-            )
-        )
-
     def merging(self) -> Tile:
         """(lines, chunks) that a program of the second launch merges at a time."""
-        size = 32 * WARPS * THREAD_BYTES // max(self.compute.itemsize, 4)
-        block = min(ceil_power(self.chunks), size)
+        size, block = 32 * WARPS * THREAD_BYTES // max(self.compute.itemsize, 4), ceil_power(self.chunks)
+        if block > size:
+            second = self.kind.second(self.compute)
+            held = MERGED_BYTES // ceil_power(max(self.compute.itemsize, 4) + (second.itemsize if second else 0))
+            block = min(block, 32 * MERGED_WARPS * held)
+            return Tile(1, block, max(block // (32 * held), WARPS))
         return Tile(size // block, block, WARPS)
-
-    def depth(self) -> float:
-        """Roundings on the path of a term of a sum."""
-        most = min(self.chunk, max(self.n, 1))
-        if self.rowed:  # the ends of each row take a block more
-            most += most // self.reduced[-1].size * 2 * self.tile.block
-        within = self.tile.additions(most)
-        return within + (self.merging().additions(self.chunks) + 2 if self.chunks > 1 else 0)
-
-    def numerics(self, entry: str) -> str | None:
-        if not self.invariant():
-            return None
-        desc = self.desc
-        promised = ".".join(f"{min(o.alignment, 16)}.{min(power_of_two_in(self._distance(o)), 16)}" for o in self.reads)
-        version = 1 if self.tree is not None else 3 if self._shift(self.tile) > 1 else 2
-        found = f"reductions.{entry}.{desc.op}.{desc.element}.{desc.result}.v{version}"
-        found += f".{self.tile.text}.{self.chunk}.{promised}"
-        if desc.op == "vector_norm":
-            found += f".{desc.order!r}"
-        if self.tree is not None:
-            source = expressions.text(self.tree, False)
-            found += f".{hashlib.sha256(source.encode()).hexdigest()[:16]}"
-        return f"{found}.{desc.correction!r}" if desc.op in DEVIATIONS else found
 
     def us(self) -> float:
         return LAUNCH_US + sum(o.nbytes for o in self.reads) / BYTES_PER_US

@@ -17,9 +17,11 @@ from triplan.backends.triton.reductions.shared_kernels import (
     ENDS,
     EXPONENTIALS,
     MOMENTS,
+    chunk_of,
     element_of,
     finished,
     folded,
+    folded_elements,
     lines_of,
     merged,
     offset_of,
@@ -157,13 +159,15 @@ def reduce_kernel(
     SHIFT: tl.constexpr,
     ONCE: tl.constexpr,
     ALIGNED: tl.constexpr,
+    SINGLE: tl.constexpr,
+    FULL: tl.constexpr,
     AHEAD: tl.constexpr,
     POINT_TYPE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """out[r] = finish(accumulate over k of map(x[r, k])); if ``chunks`` > 1, the accumulators of each chunk instead.
+    """out[r] = finish(accumulate over k of map(x[r, k])); with ``chunks``, the accumulators of each chunk instead.
 
     x: any element, at offset kept[r] + reduced[k]; out: [lanes] of RESULT; second: [lanes], or None, see
     ``store_second``; firsts, seconds: [lanes, chunks] of accumulators, or None. A program reduces one chunk of ROWS
@@ -178,15 +182,16 @@ def reduce_kernel(
     ONCE: a line has fewer than BLOCK elements, whose order does not matter. All are read at once, in whole vectors;
     none is moved back, and SHIFT only says where lines begin.
 
+    SINGLE: lines have one block, which they fill if FULL.
+
     rows, size: where a line consists of contiguous rows, the dimensions along which these lie, and the elements of one;
     a chunk then has whole rows. Each is read as such a line, but its accumulators are not moved back.
     """
     begin(OVERLAPS)
+    group, part, first, chunk = chunk_of(n, chunk, chunks)
     x_at, out_at, second_at, number, inside = lines_of(
-        tl.program_id(0) // chunks, lanes, outer, kept, along, ACROSS, ROWS, POINT_TYPE, BESIDE, FLAT
+        group, lanes, outer, kept, along, ACROSS, ROWS, POINT_TYPE, BESIDE, FLAT
     )
-    part = tl.program_id(0) % chunks
-    first = part.to(n.dtype) * chunk
     length = tl.minimum(n - first, chunk)
     col = tl.arange(0, BLOCK)
     a = tl.full((ROWS, BLOCK), IDENTITY, COMPUTE)
@@ -243,6 +248,11 @@ def reduce_kernel(
         a = tl.gather(tl.reshape(a, (BLOCK,)), turn, 0)[None, :]
         if KIND == EXPONENTIALS or KIND == ENDS:
             b = tl.gather(tl.reshape(b, (BLOCK,)), turn, 0)[None, :]
+    elif SINGLE:
+        live = None if FULL else (col < n)[None, :]
+        v = taken(x, x_at, first, col, reduced, live, order, MAP, COMPUTE, UNIT, VECTOR)
+        if KIND != MOMENTS and KIND != EXPONENTIALS:
+            a, b = step_of(a, b, v, live, 1, KIND, IDENTITY)
     else:
         if AHEAD:
             if whole > 0:
@@ -265,10 +275,13 @@ def reduce_kernel(
             a, b = step_of(a, b, v, live, whole + 1, KIND, IDENTITY)
     if (KIND == ARGMAX or KIND == ARGMIN) and not ONCE:
         b = first + b.to(n.dtype) * BLOCK + col[None, :]
-    # Two divisions for all accumulators, which have ``whole`` elements or one more.
-    has_more, fewer, more = (col < length - whole * BLOCK)[None, :], whole.to(COMPUTE), (whole + 1).to(COMPUTE)
-    share = tl.where(has_more, more / length.to(COMPUTE), fewer / length.to(COMPUTE))
-    a, b = folded(a, b, tl.where(has_more, more, fewer), share, KIND)
+    if SINGLE and (KIND == MOMENTS or KIND == EXPONENTIALS):
+        a, b = folded_elements(v, live, n.to(COMPUTE), KIND)
+    else:
+        # Two divisions for all accumulators, which have ``whole`` elements or one more.
+        has_more, fewer, more = (col < length - whole * BLOCK)[None, :], whole.to(COMPUTE), (whole + 1).to(COMPUTE)
+        share = tl.where(has_more, more / length.to(COMPUTE), fewer / length.to(COMPUTE))
+        a, b = folded(a, b, tl.where(has_more, more, fewer), share, KIND)
     if firsts is None:
         tl.store(out + out_at, finished(a, b, n.to(COMPUTE), correction, order, FINISH).to(RESULT), mask=inside)
         if second is not None:
