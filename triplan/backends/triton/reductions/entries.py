@@ -110,7 +110,7 @@ def reductions(
                 rank=rank,
                 numerics=lambda desc: plan_of(desc).numerics(name),
                 priority=priority,
-                version=6,  # short rows of several points are reduced side by side
+                version=7,  # the blocks of a group share one maximum of exponentials
                 layout=layout,
                 **({} if workspace is None else {"workspace": workspace}),
             )(build)

@@ -169,7 +169,7 @@ def reduce_expression_kernel(
         else:
             out_at = offset_of(point, kept, len(inputs) + 1)
             if ACROSS:
-                out_at += lane * along[len(inputs) + 1]
+                out_at += lane if along[len(inputs) + 1] is None else lane * along[len(inputs) + 1]
         tl.store(out + out_at, finished(a, a, n.to(COMPUTE), 0, 0, FINISH).to(RESULT), mask=inside)
     else:
         tl.store(firsts + number.to(tl.int64) * chunks + part, a, mask=inside)

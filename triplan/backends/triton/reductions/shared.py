@@ -21,6 +21,7 @@ from triplan.backends.triton.reductions.expression_kernels import reduce_express
 from triplan.backends.triton.reductions.kinds import EXTREMA, OTHER_NORM, PAIRS, POSITIONS, TURNED, TYPES, kind_of
 from triplan.backends.triton.reductions.limits import (
     ACROSS_BYTES,
+    AT_ONCE,
     BESIDE,
     BUSY,
     CHUNK_TILES,
@@ -33,6 +34,7 @@ from triplan.backends.triton.reductions.limits import (
     FLAT_FROM,
     FLAT_POINTS,
     FLAT_SHARE,
+    GROUP_BYTES,
     HELD,
     LONE,
     LONE_BLOCKS,
@@ -181,6 +183,7 @@ class Plan:
             vector = self._beside()
             most = min(ceil_power(n), max(self._held(FEW_HELD, wide or vector == 1) // vector, 1))
             block = min((most, max(most // 2, 1)), key=lambda b: -(-n // b) * (b + STEP))
+            block = 1 if self._at_once() else block
             beside = 32 * WARPS * vector * max(FEWEST_HELD // (vector * block), 1)
             _, rows = row_tile(beside, beside, self._side())
             if n <= FEW or (not odd and n <= FEW_OF_MANY and self.lanes >= MANY * rows):
@@ -250,7 +253,8 @@ class Plan:
             chunk = -(-chunk // self.reduced[-1].size) * self.reduced[-1].size
         elif self.across is not None:
             fewest = FEWEST_BLOCKS if self.tile.warps <= WARPS else LONE_BLOCKS
-            groups, most = max(self.groups(), 1), max(self.n // (self.tile.block * fewest), 1)
+            groups = max(self.groups(), 1)
+            most = 1 if self._at_once() else max(self.n // (self.tile.block * fewest), 1)
             wanted = min(max(BUSY // groups, 1), most)
             if self._narrow() and self.tile.warps <= WARPS:
                 least = min(2 * RESIDENT // groups, most)
@@ -333,6 +337,8 @@ class Plan:
             of_first, *others = self._strides(self.across)
             if self.flat and in_order([*self.kept, self.across], len(self.results)):
                 others[-2:] = None, None
+            elif not self.flat:
+                others[-2:] = (None if s == 1 else arg for s, arg in zip(self.across[2:], others[-2:], strict=True))
             along = (size, None if self.across.reads == (1,) else of_first, *others)
         divisible = power_of_two_in(self.n) if self.unit else 1
         # A wider load of one operand would divide a short column among several threads.
@@ -376,6 +382,8 @@ class Plan:
             "ONCE": self.once > 0,
             "ALIGNED": self.x.alignment >= 16,
             "AHEAD": self._ahead(tile),
+            "GROUP": self._group(tile),
+            "PIECE": self._in_pieces(tile),
             "FUNCTION": None if self.tree is None else expressions.fused(self.tree, False),
             "ROW_STEPS": tuple(map(self._row_step, range(len(self.reads)))),
             "COLUMN_STEPS": tuple(map(self._column_step, range(len(self.reads)))),
@@ -412,6 +420,31 @@ class Plan:
         worth = vector > (1 if self.x.alignment >= 16 else 2)  # (of 8 bytes, loads of one element are wide enough)
         long = self.tree is None and self.unit and self.n > tile.block and worth and tile.warps == WARPS
         return vector if long and not aligned and self.kind.accumulates in TURNED else 1
+
+    def _group(self, tile: Tile) -> int:
+        """Blocks that are loaded before the first of them is accumulated.
+
+        LLVM unrolls loops of sums and products, so that their loads do not wait for each other, but no longer ones,
+        and none in which offsets are divided.
+        """
+        if self.tree is not None or self.once or self.rowed or self._shift(tile) > 1 or self._ahead(tile):
+            return 1
+        if self._at_once():
+            return self.n
+        long = self.kind.accumulates in (do.MOMENTS, do.EXPONENTIALS, *POSITIONS)
+        if not self._in_pieces(tile) and (self.across is None or self._aligned() < 16 or not long):
+            return 1
+        held = tile.rows * tile.block * self.x.element.itemsize // (32 * tile.warps)
+        return max(min(GROUP_BYTES // max(held, 1), self.chunk // tile.block), 1)
+
+    def _at_once(self) -> bool:
+        """Whether a thread loads its lines whole, side by side, before it accumulates any of their elements."""
+        return self.across is not None and self.tree is None and 1 < self.n <= AT_ONCE and self._aligned() >= 16
+
+    def _in_pieces(self, tile: Tile) -> bool:
+        """Whether lines of several dimensions consist of contiguous pieces of whole blocks."""
+        several = self.tree is None and self.across is None and not self.rowed and len(self.reduced) > 1
+        return several and self._is_unit(self.reduced[-1]) and self.reduced[-1].size % tile.block == 0
 
     def _ahead(self, tile: Tile) -> bool:
         """Whether the elements of a block are loaded before those of the one before are accumulated.

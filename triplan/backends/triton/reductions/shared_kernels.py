@@ -95,7 +95,7 @@ def lines_of(
 ):
     """(offsets in x, in out, in the second result, numbers, which exist) of the ROWS results of group ``unit``.
 
-    ACROSS: they are neighbours along the dimension ``along`` (a stride of None is 1), at one of the ``outer`` points of
+    ACROSS: they are neighbours along the dimension ``along`` (a stride of None is 1, so that stores have vectors), at one of the ``outer`` points of
     the dimensions ``kept``. Otherwise they are consecutive points of ``kept``. There are ``lanes`` results in all. With
     FLAT and no stride along the results, these lie as they are numbered.
     Those beyond the last have the offsets in x of others, so that loads need no mask: a masked load waits for the one
@@ -118,8 +118,8 @@ def lines_of(
         if along[1] is not None:
             x_at = x_at.to(tl.int64) * along[1]
         x_at = offset_of(point, kept, 1) + x_at
-        out_at = offset_of(point, kept, 2) + lane * along[2]
-        second_at = offset_of(point, kept, 3) + lane * along[3]
+        out_at = offset_of(point, kept, 2) + (lane if along[2] is None else lane * along[2])
+        second_at = offset_of(point, kept, 3) + (lane if along[3] is None else lane * along[3])
         number = point * along[0] + lane
     else:
         number = unit.to(POINT_TYPE) * ROWS + tl.arange(0, ROWS)

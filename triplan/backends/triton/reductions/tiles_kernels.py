@@ -20,10 +20,12 @@ from triplan.backends.triton.reductions.shared_kernels import (
     element_of,
     finished,
     folded,
+    larger,
     lines_of,
     merged,
     offset_of,
     opposite,
+    shift_of,
     store_second,
 )
 
@@ -41,14 +43,18 @@ def taken(
     COMPUTE: tl.constexpr,
     UNIT: tl.constexpr,
     VECTOR: tl.constexpr,
+    PIECE: tl.constexpr = False,
 ):
     """x at positions ``start + col`` of each line, mapped as it is accumulated.
 
-    ``col``: [BLOCK] of i32; ``live``: which elements exist, or None.
+    ``col``: [BLOCK] of i32; ``live``: which elements exist, or None. PIECE: those of a block are contiguous.
     """
     if UNIT:
         # The start is not added to ``col``: distances between a thread's elements then are constants of its loads.
         at = x + start.to(tl.int64) + x_at[:, None] + col[None, :]
+    elif PIECE:
+        along = tl.max_contiguous(tl.multiple_of(offset_of(start, reduced, 1) + col, VECTOR), VECTOR)
+        at = x + x_at[:, None] + along[None, :]
     elif len(reduced) == 1:
         # What differs between elements is computed before the loop: between the loads of many elements, products of 64
         # bits keep ptxas (of Triton 3.6) from more than one load at a time.
@@ -79,6 +85,50 @@ def step_of(a, b, v, live, steps, KIND: tl.constexpr, IDENTITY: tl.constexpr):
         a, b = merged(a, b, v, 1.0, live, KIND, IDENTITY)
     else:
         a, b = merged(a, b, v, v, live, KIND, IDENTITY)
+    return a, b
+
+
+@jit
+def several(
+    x,
+    x_at,
+    start,
+    col,
+    reduced,
+    order,
+    MAP: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    UNIT: tl.constexpr,
+    VECTOR: tl.constexpr,
+    PIECE: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """The elements of GROUP whole blocks of each line, from ``start`` on: see ``taken``."""
+    values = ()
+    for i in tl.static_range(GROUP):
+        at = start + i * col.shape[0]
+        values = values + (taken(x, x_at, at, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR, PIECE),)
+    return values
+
+
+@jit
+def group_of(a, b, values, before, KIND: tl.constexpr, IDENTITY: tl.constexpr):
+    """The accumulators (a, b) with the elements of several blocks, which come after ``before`` blocks.
+
+    EXPONENTIALS: the maximum of all is found first, and the sum is scaled once.
+    """
+    if KIND == EXPONENTIALS:
+        top = a
+        for i in tl.static_range(len(values)):
+            top = larger(top, values[i])
+        shift = shift_of(top)
+        b *= tl.exp(a - shift)
+        for i in tl.static_range(len(values)):
+            b += tl.exp(values[i] - shift)
+        a = top
+    else:
+        for i in tl.static_range(len(values)):
+            a, b = step_of(a, b, values[i], None, before + i + 1, KIND, IDENTITY)
     return a, b
 
 
@@ -158,6 +208,8 @@ def reduce_kernel(
     ONCE: tl.constexpr,
     ALIGNED: tl.constexpr,
     AHEAD: tl.constexpr,
+    GROUP: tl.constexpr,
+    PIECE: tl.constexpr,
     POINT_TYPE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -169,6 +221,8 @@ def reduce_kernel(
     ``store_second``; firsts, seconds: [lanes, chunks] of accumulators, or None. A program reduces one chunk of ROWS
     lines with BLOCK accumulators a line, each over every BLOCK-th element, which are merged at the end. BESIDE: see
     ``neighbours``; FLAT: ``flat_lines``. AHEAD: a block is loaded before the previous one is accumulated.
+    GROUP: so many blocks are loaded before the first of them is accumulated; with BLOCK = 1, all of a line. PIECE:
+    lines have several dimensions, and consist of whole blocks that lie within the innermost, which is contiguous.
 
     SHIFT = 1: lines are read from their first element on. SHIFT > 1, with ROWS = 1: vectors of SHIFT elements are
     aligned, and a line may begin at any element of one. It is read from that vector on: element k of a line that begins
@@ -244,7 +298,10 @@ def reduce_kernel(
         if KIND == EXPONENTIALS or KIND == ENDS:
             b = tl.gather(tl.reshape(b, (BLOCK,)), turn, 0)[None, :]
     else:
-        if AHEAD:
+        if BLOCK == 1 and GROUP > 1:
+            values = several(x, x_at, first, col, reduced, order, MAP, COMPUTE, UNIT, VECTOR, PIECE, GROUP)
+            a, b = group_of(a, b, values, 0, KIND, IDENTITY)
+        elif AHEAD:
             if whole > 0:
                 v = taken(x, x_at, first, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR)
                 for step in range(1, whole):
@@ -254,11 +311,16 @@ def reduce_kernel(
                     v = following
                 a, b = step_of(a, b, v, None, whole, KIND, IDENTITY)
         else:
-            for step in range(whole):
+            grouped = whole // GROUP * GROUP if GROUP > 1 else 0
+            for step in range(0, grouped, GROUP):
                 start = first + step * BLOCK
-                v = taken(x, x_at, start, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR)
+                values = several(x, x_at, start, col, reduced, order, MAP, COMPUTE, UNIT, VECTOR, PIECE, GROUP)
+                a, b = group_of(a, b, values, step, KIND, IDENTITY)
+            for step in range(grouped, whole):
+                start = first + step * BLOCK
+                v = taken(x, x_at, start, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR, PIECE)
                 a, b = step_of(a, b, v, None, step + 1, KIND, IDENTITY)
-        if whole * BLOCK < length:
+        if BLOCK > 1 and not PIECE and whole * BLOCK < length:
             start = first + whole * BLOCK
             live = (col < n - start)[None, :]
             v = taken(x, x_at, start, col, reduced, live, order, MAP, COMPUTE, UNIT, VECTOR)
