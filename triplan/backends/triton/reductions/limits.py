@@ -71,3 +71,6 @@ NARROW_BUSY, NARROW_CHUNK = 2048, 192
 RESIDENT = 264
 #: Blocks of a chunk at least, if lines are reduced side by side, by WARPS and by LONE_WARPS. Untuned.
 FEWEST_BLOCKS, LONE_BLOCKS = 4, 2
+#: Bytes of an element, elements of a line, and lines side by side, at least, where programs read rows of lines that
+#: begin equally far behind a vector (see Plan.turns). Untuned.
+TURNED_BYTES, TURNED_LINE, TURNED_SIDE = (2,), 1024, 512

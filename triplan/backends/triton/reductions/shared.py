@@ -57,6 +57,9 @@ from triplan.backends.triton.reductions.limits import (
     SCATTERED,
     STEP,
     THREAD_BYTES,
+    TURNED_BYTES,
+    TURNED_LINE,
+    TURNED_SIDE,
     WARPS,
 )
 from triplan.backends.triton.reductions.tiles_kernels import reduce_kernel
@@ -84,6 +87,8 @@ class Plan:
         rowed: whether lines consist of contiguous rows, each of which is read as lines are that begin between vectors.
         flat: where ``across`` is short, elements of a vector along it, and lines of several of its points are reduced
             side by side; otherwise 0.
+        turns: where lines side by side begin between vectors, a program reads every ``turns``-th element of its lines:
+            these lie at the same distance from a vector. Otherwise 1.
         tile: (lines, elements of each) that a program holds at a time.
         chunk, chunks: elements of a line that one program reduces at most, and programs that share a line.
     """
@@ -118,6 +123,7 @@ class Plan:
         beside = [d for d in long if self._is_unit(d)] or [d for d in long if self._is_likely_near(d)]
         self.across = beside[0] if beside and not contiguous else None
         self.kept = [d for d in kept if d is not self.across]
+        self.turns = self._turns()
         self.own = contiguous and self._are_own()
         self.unit = contiguous and not self.own
         self.flat = self._flat()
@@ -152,6 +158,15 @@ class Plan:
             worth = FLAT_SHARE * -(-size // width) * width > size
         return vector if worth and size % vector == 0 else 0
 
+    def _turns(self) -> int:
+        if self.across is None or self.tree is not None or len(self.reduced) != 1 or not self._is_unit(self.across):
+            return 1
+        stride, item = self.reduced[0].reads[self._lead], self.x.element.itemsize
+        if not isinstance(stride, int) or item not in TURNED_BYTES or self.kind.accumulates not in TURNED:
+            return 1
+        turns = 16 // power_of_two_in(stride * item)
+        return turns if self.n >= TURNED_LINE and self.across.size >= TURNED_SIDE else 1
+
     def _rowed(self) -> bool:
         vector, *outer = 16 // self.x.element.itemsize, *(d.size for d in self.reduced[:-1])
         plain = self.tree is None and self.across is None and self.kind.accumulates in TURNED
@@ -183,8 +198,8 @@ class Plan:
             vector = self._beside()
             most = min(ceil_power(n), max(self._held(FEW_HELD, wide or vector == 1) // vector, 1))
             block = min((most, max(most // 2, 1)), key=lambda b: -(-n // b) * (b + STEP))
-            block = 1 if self._at_once() else block
-            beside = 32 * WARPS * vector * max(FEWEST_HELD // (vector * block), 1)
+            held, block = (n, 1) if self._at_once() else (block, block)
+            beside = 32 * WARPS * vector * max(FEWEST_HELD // (vector * held), 1)
             _, rows = row_tile(beside, beside, self._side())
             if n <= FEW or (not odd and n <= FEW_OF_MANY and self.lanes >= MANY * rows):
                 return Tile(rows, block, min(max(rows // (32 * vector), 1), WARPS))
@@ -228,6 +243,8 @@ class Plan:
         across them, in all operands; at most 16."""
         if self.across is not None and not self._is_unit(self.across):
             return self.x.element.itemsize
+        if self.turns > 1:
+            return 16
         dims = [*self.kept, *(d for d in self.reduced if len(self.reduced) > 1 or not self._is_unit(d))]
         apart = [distance(o, s) for d in dims for o, s in zip(self.reads, d.reads, strict=True)]
         alignments = [o.alignment for o in self.reads if o.numel > 1]
@@ -259,6 +276,10 @@ class Plan:
             if self._narrow() and self.tile.warps <= WARPS:
                 least = min(2 * RESIDENT // groups, most)
                 wanted = min(max(NARROW_BUSY // groups, 1), max(self.n // NARROW_CHUNK, least, 1))
+            if self.turns > 1:
+                each, block = -(-self.n // self.turns), self.tile.block
+                chunk = -(-each // (max(round(wanted / self.turns), 1) * block)) * block
+                return chunk, self.turns * -(-each // chunk)
             chunk = -(-self.n // (wanted * self.tile.block)) * self.tile.block
         elif self.tile.rows > 1:
             chunk = self.tile.block
@@ -268,7 +289,8 @@ class Plan:
 
     def groups(self) -> int:
         """Programs per chunk."""
-        return -(-self._side() // self.tile.rows) * (self.lanes // max(self._side(), 1))
+        vectors = self._side() + (self._beside() - 1 if self.turns > 1 else 0)
+        return -(-vectors // self.tile.rows) * (self.lanes // max(self._side(), 1))
 
     # --- arguments ---
 
@@ -280,6 +302,13 @@ class Plan:
         """Kernel arguments of dimensions: innermost first, see ``ranked``."""
         found = ranked(dims, Dim(1, (0,) * len(self.reads)))
         return tuple((divisor(d.size, self.wide), *self._strides(d, reads)) for d in found)
+
+    def _visited(self) -> list[Dim]:
+        """The dimensions along which a program reads elements."""
+        if self.turns == 1:
+            return self.reduced
+        size, strides = self.reduced[0][:2]
+        return [Dim(size, tuple(s * self.turns for s in strides if isinstance(s, int)))]
 
     def _strides(self, d: Dim, reads: int | None = None) -> tuple[Arg, ...]:
         """Strides of a dimension in the tensors that are read (or only so many of them), and in both results."""
@@ -353,7 +382,7 @@ class Plan:
             "kept": self._dims(self.kept),
             "all_kept": self._dims([*self.kept, *across], 1),
             "along": along,
-            "reduced": None if (self.unit or self.rowed) and self.tree is None else self._dims(self.reduced),
+            "reduced": None if (self.unit or self.rowed) and self.tree is None else self._dims(self._visited()),
             "rows": self._dims(self.reduced[:-1]) if self.rowed else None,
             "size": Int(self.reduced[-1].size, self.wide) if self.rowed else None,
             "lanes": Int(self.lanes, self.wide, max(self.flat, 1)),
@@ -383,7 +412,9 @@ class Plan:
             "ALIGNED": self.x.alignment >= 16,
             "AHEAD": self._ahead(tile),
             "GROUP": self._group(tile),
+            "ALL": 1 < self._group(tile) == self.n // tile.block and self.n % tile.block == 0 and self.chunks == 1,
             "PIECE": self._in_pieces(tile),
+            "TURNS": self.turns,
             "FUNCTION": None if self.tree is None else expressions.fused(self.tree, False),
             "ROW_STEPS": tuple(map(self._row_step, range(len(self.reads)))),
             "COLUMN_STEPS": tuple(map(self._column_step, range(len(self.reads)))),
@@ -432,14 +463,16 @@ class Plan:
         if self._at_once():
             return self.n
         long = self.kind.accumulates in (do.MOMENTS, do.EXPONENTIALS, *POSITIONS)
-        if not self._in_pieces(tile) and (self.across is None or self._aligned() < 16 or not long):
+        beside = self.across is not None and self._aligned() >= 16 and (long or self.turns > 1)
+        if not beside and not self._in_pieces(tile):
             return 1
         held = tile.rows * tile.block * self.x.element.itemsize // (32 * tile.warps)
         return max(min(GROUP_BYTES // max(held, 1), self.chunk // tile.block), 1)
 
     def _at_once(self) -> bool:
         """Whether a thread loads its lines whole, side by side, before it accumulates any of their elements."""
-        return self.across is not None and self.tree is None and 1 < self.n <= AT_ONCE and self._aligned() >= 16
+        beside = self.across is not None and self.tree is None and self.x.element.itemsize <= 4
+        return beside and 1 < self.n <= AT_ONCE and self._aligned() >= 16
 
     def _in_pieces(self, tile: Tile) -> bool:
         """Whether lines of several dimensions consist of contiguous pieces of whole blocks."""
@@ -452,6 +485,8 @@ class Plan:
         ptxas keeps few loads ahead of what takes several instructions an element: narrow loads wait for each other
         then, and so do those of few threads. It costs registers, and other accumulations are not faster for it.
         """
+        if self._at_once():
+            return False
         narrow = self._aligned() < 16 and self._shift(tile) == 1
         if self.kind.accumulates in (do.MAX, do.MIN, do.ENDS):
             return self.kind.maps is do.PLAIN and (self.across is not None or (narrow and self.unit))
@@ -462,6 +497,8 @@ class Plan:
         operand."""
         if self.across is None or not self._is_unit(self.across):
             return 1
+        if self.turns > 1:
+            return self._beside()
         steps = zip(self.reads, map(self._row_step, range(len(self.reads))), strict=True)
         items = [o.element.itemsize if step == STEPS[1] else 16 for o, step in steps if step != STEPS[0]]
         return max(power_of_two_in(self.across.size), self._aligned() // max(items))

@@ -23,6 +23,7 @@ from triplan.backends.triton.reductions.shared_kernels import (
     larger,
     lines_of,
     merged,
+    neighbours,
     offset_of,
     opposite,
     shift_of,
@@ -175,6 +176,39 @@ def vectored(x, x_at, SHIFT: tl.constexpr, ALIGNED: tl.constexpr):
 
 
 @jit
+def turned_lines(
+    x,
+    unit,
+    turn,
+    n,
+    kept,
+    along,
+    reduced,
+    ROWS: tl.constexpr,
+    POINT_TYPE: tl.constexpr,
+    TURNS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """(x, offsets in x, numbers, which exist, elements of each) of the ROWS lines of group ``unit``, of which every
+    TURNS-th element is read, from the ``turn``-th on.
+
+    The stride of these, that of ``reduced``, is a multiple of SHIFT, the elements of a vector. A group has the lines of
+    whole vectors, so that the first and the last may have fewer.
+    """
+    blocks = tl.cdiv(along[0] + SHIFT - 1, ROWS)
+    point = (unit // blocks).to(POINT_TYPE)
+    place = (unit % blocks).to(POINT_TYPE) * ROWS + tl.arange(0, ROWS)
+    x, origin = vectored(x, offset_of(point, kept, 1) + turn * (reduced[0][1] // TURNS), SHIFT, ALIGNED)
+    skipped = origin % SHIFT
+    lane = place - skipped.to(POINT_TYPE)
+    inside = (lane >= 0) & (lane < along[0])
+    x_at = origin - skipped + neighbours(place, along[0] + skipped.to(POINT_TYPE), SHIFT)
+    x_at = tl.max_contiguous(tl.multiple_of(x_at, SHIFT), SHIFT)
+    return x, x_at, point * along[0] + lane, inside, (n - turn + TURNS - 1) // TURNS
+
+
+@jit
 def reduce_kernel(
     x,
     out,
@@ -209,7 +243,9 @@ def reduce_kernel(
     ALIGNED: tl.constexpr,
     AHEAD: tl.constexpr,
     GROUP: tl.constexpr,
+    ALL: tl.constexpr,
     PIECE: tl.constexpr,
+    TURNS: tl.constexpr,
     POINT_TYPE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -221,7 +257,7 @@ def reduce_kernel(
     ``store_second``; firsts, seconds: [lanes, chunks] of accumulators, or None. A program reduces one chunk of ROWS
     lines with BLOCK accumulators a line, each over every BLOCK-th element, which are merged at the end. BESIDE: see
     ``neighbours``; FLAT: ``flat_lines``. AHEAD: a block is loaded before the previous one is accumulated.
-    GROUP: so many blocks are loaded before the first of them is accumulated; with BLOCK = 1, all of a line. PIECE:
+    GROUP: so many blocks are loaded before the first of them is accumulated; ALL: lines have no other blocks. PIECE:
     lines have several dimensions, and consist of whole blocks that lie within the innermost, which is contiguous.
 
     SHIFT = 1: lines are read from their first element on. SHIFT > 1, with ROWS = 1: vectors of SHIFT elements are
@@ -232,16 +268,38 @@ def reduce_kernel(
     ONCE: a line has fewer than BLOCK elements, whose order does not matter. All are read at once, in whole vectors;
     none is moved back, and SHIFT only says where lines begin.
 
+    TURNS > 1: lines lie side by side, and the rows that hold one element of each begin between vectors, but every
+    TURNS-th at the same distance from one. A chunk has elements of such rows only: see ``turned_lines``. BESIDE is then
+    the elements of a vector.
+
     rows, size: where a line consists of contiguous rows, the dimensions along which these lie, and the elements of one;
     a chunk then has whole rows. Each is read as such a line, but its accumulators are not moved back.
     """
     begin(OVERLAPS)
-    x_at, out_at, second_at, number, inside = lines_of(
-        tl.program_id(0) // chunks, lanes, outer, kept, along, ACROSS, ROWS, POINT_TYPE, BESIDE, FLAT
-    )
     part = tl.program_id(0) % chunks
-    first = part.to(n.dtype) * chunk
-    length = tl.minimum(n - first, chunk)
+    if TURNS > 1:
+        x, x_at, number, inside, count = turned_lines(
+            x,
+            tl.program_id(0) // chunks,
+            part % TURNS,
+            n,
+            kept,
+            along,
+            reduced,
+            ROWS,
+            POINT_TYPE,
+            TURNS,
+            BESIDE,
+            ALIGNED,
+        )
+        first = (part // TURNS).to(n.dtype) * chunk
+        count = tl.maximum(count, first)
+    else:
+        x_at, out_at, second_at, number, inside = lines_of(
+            tl.program_id(0) // chunks, lanes, outer, kept, along, ACROSS, ROWS, POINT_TYPE, BESIDE, FLAT
+        )
+        first, count = part.to(n.dtype) * chunk, n
+    length = tl.minimum(count - first, chunk)
     col = tl.arange(0, BLOCK)
     a = tl.full((ROWS, BLOCK), IDENTITY, COMPUTE)
     if KIND == ENDS:
@@ -298,7 +356,7 @@ def reduce_kernel(
         if KIND == EXPONENTIALS or KIND == ENDS:
             b = tl.gather(tl.reshape(b, (BLOCK,)), turn, 0)[None, :]
     else:
-        if BLOCK == 1 and GROUP > 1:
+        if ALL:
             values = several(x, x_at, first, col, reduced, order, MAP, COMPUTE, UNIT, VECTOR, PIECE, GROUP)
             a, b = group_of(a, b, values, 0, KIND, IDENTITY)
         elif AHEAD:
@@ -320,9 +378,9 @@ def reduce_kernel(
                 start = first + step * BLOCK
                 v = taken(x, x_at, start, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR, PIECE)
                 a, b = step_of(a, b, v, None, step + 1, KIND, IDENTITY)
-        if BLOCK > 1 and not PIECE and whole * BLOCK < length:
+        if not ALL and not PIECE and whole * BLOCK < length:
             start = first + whole * BLOCK
-            live = (col < n - start)[None, :]
+            live = (col < count - start)[None, :]
             v = taken(x, x_at, start, col, reduced, live, order, MAP, COMPUTE, UNIT, VECTOR)
             a, b = step_of(a, b, v, live, whole + 1, KIND, IDENTITY)
     if (KIND == ARGMAX or KIND == ARGMIN) and not ONCE:
