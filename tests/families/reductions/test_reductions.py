@@ -14,6 +14,7 @@ from proofs import target
 import triplan as tp
 import triplan.functional as F  # noqa: N812
 from triplan.backends.triton.reductions import shared
+from triplan.backends.triton.reductions.shared import plan_of
 from triplan.sku.facts import forget_facts
 from triplan.testing import check_plan
 
@@ -394,6 +395,45 @@ def test_lines_that_begin_anywhere(op: str, element: str, n: int, where: str) ->
         plan.run(plan.args_type(x=x, **results), tp.Workspace.allocate(plan))
         found.append(results["out"])
     assert torch.equal(torch.cat(found), found[0][:1].expand(18))
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param("interpret", marks=pytest.mark.interpret), pytest.param("gpu", marks=pytest.mark.gpu)]
+)
+@pytest.mark.parametrize("shape", [(2, 1027, 517), (1100, 514)], ids=str)
+@pytest.mark.parametrize(("op", "element"), [("sum", "bf16"), ("amax", "f16"), ("logsumexp", "bf16"), ("prod", "i16")])
+def test_columns_that_begin_between_vectors(op: str, element: str, shape: tuple[int, ...], where: str) -> None:
+    """Whatever the address of x is. NaN and infinities stay in their column."""
+    desc = tp.ReduceDescriptor(op=op, element=element, input_shape=shape, reduce_axes=(len(shape) - 2,))
+    assert plan_of(desc).turns > 1
+    x = drawn(*shape).to(desc.element.torch)
+    if x.is_floating_point():
+        x[..., 3, 8], x[..., 5, 16], x[..., 7, -1] = math.nan, math.inf, -math.inf
+    wanted = getattr(torch, op)(x.double() if x.is_floating_point() else x, len(shape) - 2)
+    for start, layouts in ((0, {}), (1, {"x": tp.Layout(alignment=2)})):
+        plan = tp.plan(desc.replace(layouts=layouts), target=target(where))
+        assert check_plan(plan, runs=1).compared
+        device = plan.target.device_type
+        own = torch.empty(x.numel() + 1, dtype=x.dtype, device=device)[start : start + x.numel()].view(shape).copy_(x)
+        out = torch.empty(wanted.shape, dtype=desc.result.torch, device=device)
+        plan.run(plan.args_type(x=own, out=out), tp.Workspace.allocate(plan))
+        torch.testing.assert_close(out.cpu(), wanted.to(out.dtype), equal_nan=True, rtol=2**-7, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param("interpret", marks=pytest.mark.interpret), pytest.param("gpu", marks=pytest.mark.gpu)]
+)
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [((3, 5, 1056), (1,)), ((515, 64), (0,)), ((4, 2, 64, 64), (0, 2, 3)), ((3, 3, 2048), (0, 2))],
+    ids=str,
+)
+@pytest.mark.parametrize(("op", "element"), [("sum", "bf16"), ("var", "f32"), ("logsumexp", "f16"), ("argmin", "bf16")])
+def test_blocks_that_are_loaded_together(op: str, element: str, shape: Any, axes: Any, where: str) -> None:
+    """Whole short columns, groups of blocks of long ones and a rest, and pieces of lines."""
+    axes = axes[-1:] if op == "argmin" else axes
+    desc = tp.ReduceDescriptor(op=op, element=element, input_shape=shape, reduce_axes=axes)
+    assert check_plan(tp.plan(desc, target=target(where)), runs=1).compared
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,11 @@ ACROSS_BYTES, ODD_ACROSS_BYTES = 256, 1024
 #: would exchange accumulators as often as they read elements, through shared memory, where those of a vector of
 #: neighbours lie in one bank. A thread holds FEW_HELD elements, half as many if it loads them one by one. Untuned.
 FEW, FEW_HELD = 32, 32
+#: Elements of lines that begin at multiples of 16 bytes, side by side, up to which a thread loads all of them before it
+#: accumulates any. Untuned.
+AT_ONCE = 8
+#: Bytes of x that a thread loads before it accumulates them, where loops are not unrolled (see Plan._group). Untuned.
+GROUP_BYTES = 64
 #: FEW where at least MANY programs reduce lines that begin at multiples of 16 bytes. Untuned.
 FEW_OF_MANY, MANY = 128, 256
 #: Elements that a thread of such programs loads at a time at least: of several lines, if there are enough. Untuned.
@@ -72,3 +77,6 @@ NARROW_BUSY, NARROW_CHUNK = 2048, 192
 RESIDENT = 264
 #: Blocks of a chunk at least, if lines are reduced side by side, by WARPS and by LONE_WARPS. Untuned.
 FEWEST_BLOCKS, LONE_BLOCKS = 4, 2
+#: Bytes of an element, elements of a line, and lines side by side, at least, where programs read rows of lines that
+#: begin equally far behind a vector (see Plan.turns). Untuned.
+TURNED_BYTES, TURNED_LINE, TURNED_SIDE = (2,), 1024, 512

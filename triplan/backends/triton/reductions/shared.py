@@ -20,6 +20,7 @@ from triplan.backends.triton.reductions.expression_kernels import reduce_express
 from triplan.backends.triton.reductions.kinds import EXTREMA, OTHER_NORM, PAIRS, POSITIONS, TURNED, TYPES, kind_of
 from triplan.backends.triton.reductions.limits import (
     ACROSS_BYTES,
+    AT_ONCE,
     BESIDE,
     BUSY,
     CHUNK_TILES,
@@ -32,6 +33,7 @@ from triplan.backends.triton.reductions.limits import (
     FLAT_FROM,
     FLAT_POINTS,
     FLAT_SHARE,
+    GROUP_BYTES,
     HELD,
     LONE,
     LONE_BLOCKS,
@@ -56,6 +58,9 @@ from triplan.backends.triton.reductions.limits import (
     SCATTERED,
     STEP,
     THREAD_BYTES,
+    TURNED_BYTES,
+    TURNED_LINE,
+    TURNED_SIDE,
     WARPS,
     WHOLE_HELD,
     WHOLE_LINE,
@@ -85,6 +90,8 @@ class Plan:
         rowed: whether lines consist of contiguous rows, each of which is read as lines are that begin between vectors.
         flat: where ``across`` is short, elements of a vector along it, and lines of several of its points are reduced
             side by side; otherwise 0.
+        turns: where lines side by side begin between vectors, a program reads every ``turns``-th element of its lines:
+            these lie at the same distance from a vector. Otherwise 1.
         tile: (lines, elements of each) that a program holds at a time.
         chunk, chunks: elements of a line that one program reduces at most, and programs that share a line.
     """
@@ -119,6 +126,7 @@ class Plan:
         beside = [d for d in long if self._is_unit(d)] or [d for d in long if self._is_likely_near(d)]
         self.across = beside[0] if beside and not contiguous else None
         self.kept = [d for d in kept if d is not self.across]
+        self.turns = self._turns()
         self.own = contiguous and self._are_own()
         self.unit = contiguous and not self.own
         self.flat = self._flat()
@@ -126,7 +134,7 @@ class Plan:
         self.once = self._once()
         self.tile = self._tile()
         self.chunk, self.chunks = self._chunks()
-        self.single = self.n <= self.tile.block and not (self.once or self.rowed)
+        self.single = self.n <= self.tile.block and self.turns == 1 and not (self.once or self.rowed)
 
     def _is_unit(self, d: Dim) -> bool:
         """Whether x is contiguous along ``d``."""
@@ -154,6 +162,15 @@ class Plan:
             worth = FLAT_SHARE * -(-size // width) * width > size
         return vector if worth and size % vector == 0 else 0
 
+    def _turns(self) -> int:
+        if self.across is None or self.tree is not None or len(self.reduced) != 1 or not self._is_unit(self.across):
+            return 1
+        stride, item = self.reduced[0].reads[self._lead], self.x.element.itemsize
+        if not isinstance(stride, int) or item not in TURNED_BYTES or self.kind.accumulates not in TURNED:
+            return 1
+        turns = 16 // power_of_two_in(stride * item)
+        return turns if self.n >= TURNED_LINE and self.across.size >= TURNED_SIDE else 1
+
     def _rowed(self) -> bool:
         vector, *outer = 16 // self.x.element.itemsize, *(d.size for d in self.reduced[:-1])
         plain = self.tree is None and self.across is None and self.kind.accumulates in TURNED
@@ -179,7 +196,8 @@ class Plan:
             vector = self._beside()
             most = min(ceil_power(n), max(self._held(FEW_HELD, wide or vector == 1) // vector, 1))
             block = min((most, max(most // 2, 1)), key=lambda b: -(-n // b) * (b + STEP))
-            beside = 32 * WARPS * vector * max(FEWEST_HELD // (vector * block), 1)
+            held, block = (n, 1) if self._at_once() else (block, block)
+            beside = 32 * WARPS * vector * max(FEWEST_HELD // (vector * held), 1)
             _, rows = row_tile(beside, beside, self._side())
             if n <= FEW or (not odd and n <= FEW_OF_MANY and self.lanes >= MANY * rows):
                 return Tile(rows, block, min(max(rows // (32 * vector), 1), WARPS))
@@ -233,6 +251,8 @@ class Plan:
         across them, in all operands; at most 16."""
         if self.across is not None and not self._is_unit(self.across):
             return self.x.element.itemsize
+        if self.turns > 1:
+            return 16
         dims = [*self.kept, *(d for d in self.reduced if len(self.reduced) > 1 or not self._is_unit(d))]
         apart = [distance(o, s) for d in dims for o, s in zip(self.reads, d.reads, strict=True)]
         alignments = [o.alignment for o in self.reads if o.numel > 1]
@@ -258,11 +278,16 @@ class Plan:
             chunk = -(-chunk // self.reduced[-1].size) * self.reduced[-1].size
         elif self.across is not None:
             fewest = FEWEST_BLOCKS if self.tile.warps <= WARPS else LONE_BLOCKS
-            groups, most = max(self.groups(), 1), max(self.n // (self.tile.block * fewest), 1)
+            groups = max(self.groups(), 1)
+            most = 1 if self._at_once() else max(self.n // (self.tile.block * fewest), 1)
             wanted = min(max(BUSY // groups, 1), most)
             if self._narrow() and self.tile.warps <= WARPS:
                 least = min(2 * RESIDENT // groups, most)
                 wanted = min(max(NARROW_BUSY // groups, 1), max(self.n // NARROW_CHUNK, least, 1))
+            if self.turns > 1:
+                each, block = -(-self.n // self.turns), self.tile.block
+                chunk = -(-each // (max(round(wanted / self.turns), 1) * block)) * block
+                return chunk, self.turns * -(-each // chunk)
             chunk = -(-self.n // (wanted * self.tile.block)) * self.tile.block
         elif self.tile.rows > 1:
             chunk = self.tile.block
@@ -272,7 +297,8 @@ class Plan:
 
     def groups(self) -> int:
         """Programs per chunk."""
-        return -(-self._side() // self.tile.rows) * (self.lanes // max(self._side(), 1))
+        vectors = self._side() + (self._beside() - 1 if self.turns > 1 else 0)
+        return -(-vectors // self.tile.rows) * (self.lanes // max(self._side(), 1))
 
     # --- arguments ---
 
@@ -284,6 +310,13 @@ class Plan:
         """Kernel arguments of dimensions: innermost first, see ``ranked``."""
         found = ranked(dims, Dim(1, (0,) * len(self.reads)))
         return tuple((divisor(d.size, self.wide), *self._strides(d, reads)) for d in found)
+
+    def _visited(self) -> list[Dim]:
+        """The dimensions along which a program reads elements."""
+        if self.turns == 1:
+            return self.reduced
+        size, strides = self.reduced[0][:2]
+        return [Dim(size, tuple(s * self.turns for s in strides if isinstance(s, int)))]
 
     def _strides(self, d: Dim, reads: int | None = None) -> tuple[Arg, ...]:
         """Strides of a dimension in the tensors that are read (or only so many of them), and in both results."""
@@ -339,12 +372,10 @@ class Plan:
             size = divisor(n, self.wide) if self.flat else Int(n, self.wide, power_of_two_in(n))
             # (Of an expression's operands, ROW_STEPS says which have unit stride.)
             of_first, *others = self._strides(self.across)
-            if self.flat:
-                if in_order([*self.kept, self.across], len(self.results)):
-                    others[-2:] = None, None
-            else:
-                strides = (self.across.out, self.across.second)
-                others[-2:] = (None if s == 1 else arg for s, arg in zip(strides, others[-2:], strict=True))
+            if self.flat and in_order([*self.kept, self.across], len(self.results)):
+                others[-2:] = None, None
+            elif not self.flat:
+                others[-2:] = (None if s == 1 else arg for s, arg in zip(self.across[2:], others[-2:], strict=True))
             along = (size, None if self.across.reads == (1,) else of_first, *others)
         divisible = power_of_two_in(self.n) if self.unit else 1
         # A wider load of one operand would divide a short column among several threads.
@@ -359,7 +390,7 @@ class Plan:
             "kept": self._dims(self.kept) if self.kept or self.across is None else None,
             "all_kept": self._dims([*self.kept, *across], 1),
             "along": along,
-            "reduced": None if (self.unit or self.rowed) and self.tree is None else self._dims(self.reduced),
+            "reduced": None if (self.unit or self.rowed) and self.tree is None else self._dims(self._visited()),
             "rows": self._dims(self.reduced[:-1]) if self.rowed else None,
             "size": Int(self.reduced[-1].size, self.wide) if self.rowed else None,
             "lanes": Int(self.lanes, self.wide, max(self.flat, 1)),
@@ -391,6 +422,10 @@ class Plan:
             "SINGLE": self.single,
             "FULL": self.n == tile.block,
             "AHEAD": self._ahead(tile),
+            "GROUP": self._group(tile),
+            "ALL": 1 < self._group(tile) == self.n // tile.block and self.n % tile.block == 0 and self.chunks == 1,
+            "PIECE": self._in_pieces(tile),
+            "TURNS": self.turns,
             "FUNCTION": None if self.tree is None else expressions.fused(self.tree, False),
             "ROW_STEPS": tuple(map(self._row_step, range(len(self.reads)))),
             "COLUMN_STEPS": tuple(map(self._column_step, range(len(self.reads)))),
@@ -428,12 +463,41 @@ class Plan:
         long = self.tree is None and self.unit and self.n > tile.block and worth and tile.warps == WARPS
         return vector if long and not aligned and self.kind.accumulates in TURNED else 1
 
+    def _group(self, tile: Tile) -> int:
+        """Blocks that are loaded before the first of them is accumulated.
+
+        LLVM unrolls loops of sums and products, so that their loads do not wait for each other, but no longer ones,
+        and none in which offsets are divided.
+        """
+        if self.tree is not None or self.once or self.rowed or self._shift(tile) > 1 or self._ahead(tile):
+            return 1
+        if self._at_once():
+            return self.n
+        long = self.kind.accumulates in (do.MOMENTS, do.EXPONENTIALS, *POSITIONS)
+        beside = self.across is not None and self._aligned() >= 16 and (long or self.turns > 1)
+        if not beside and not self._in_pieces(tile):
+            return 1
+        held = tile.rows * tile.block * self.x.element.itemsize // (32 * tile.warps)
+        return max(min(GROUP_BYTES // max(held, 1), self.chunk // tile.block), 1)
+
+    def _at_once(self) -> bool:
+        """Whether a thread loads its lines whole, side by side, before it accumulates any of their elements."""
+        beside = self.across is not None and self.tree is None and self.x.element.itemsize <= 4
+        return beside and 1 < self.n <= AT_ONCE and self._aligned() >= 16
+
+    def _in_pieces(self, tile: Tile) -> bool:
+        """Whether lines of several dimensions consist of contiguous pieces of whole blocks."""
+        several = self.tree is None and self.across is None and not self.rowed and len(self.reduced) > 1
+        return several and self._is_unit(self.reduced[-1]) and self.reduced[-1].size % tile.block == 0
+
     def _ahead(self, tile: Tile) -> bool:
         """Whether the elements of a block are loaded before those of the one before are accumulated.
 
         ptxas keeps few loads ahead of what takes several instructions an element: narrow loads wait for each other
         then, and so do those of few threads. It costs registers, and other accumulations are not faster for it.
         """
+        if self._at_once():
+            return False
         narrow = self._aligned() < 16 and self._shift(tile) == 1
         if self.kind.accumulates in (do.MAX, do.MIN, do.ENDS):
             return self.kind.maps is do.PLAIN and (self.across is not None or (narrow and self.unit))
@@ -444,6 +508,8 @@ class Plan:
         operand."""
         if self.across is None or not self._is_unit(self.across):
             return 1
+        if self.turns > 1:
+            return self._beside()
         steps = zip(self.reads, map(self._row_step, range(len(self.reads))), strict=True)
         items = [o.element.itemsize if step == STEPS[1] else 16 for o, step in steps if step != STEPS[0]]
         return max(power_of_two_in(self.across.size), self._aligned() // max(items))

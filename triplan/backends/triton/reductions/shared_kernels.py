@@ -123,9 +123,9 @@ def lines_of(
 ):
     """(offsets in x, in out, in the second result, numbers, which exist) of the ROWS results of group ``unit``.
 
-    ACROSS: they are neighbours along the dimension ``along`` (a stride of None is 1), at one of the ``outer`` points of
-    the dimensions ``kept``. Otherwise they are consecutive points of ``kept``. There are ``lanes`` results in all. With
-    FLAT and no stride along the results, these lie as they are numbered.
+    ACROSS: they are neighbours along the dimension ``along`` (a stride of None is 1: results are stored in vectors), at
+    one of the ``outer`` points of the dimensions ``kept``. Otherwise they are consecutive points of ``kept``. There are
+    ``lanes`` results in all. With FLAT and no stride along the results, these lie as they are numbered.
     Those beyond the last have the offsets in x of others, so that loads need no mask: a masked load waits for the one
     before it (ptxas of Triton 3.6). BESIDE: see ``neighbours``. FLAT: see ``flat_lines``.
     """
