@@ -34,7 +34,7 @@ FEW, FEW_HELD = 32, 32
 #: Elements of lines that begin at multiples of 16 bytes, side by side, up to which a thread loads all of them before it
 #: accumulates any. Untuned.
 AT_ONCE = 8
-#: Bytes of x that a thread loads before it accumulates them, where loops are not unrolled (see Plan._group). Untuned.
+#: Bytes of x that a thread loads before it accumulates them, where loops are not unrolled (see Loads._group). Untuned.
 GROUP_BYTES = 64
 #: FEW where at least MANY programs reduce lines that begin at multiples of 16 bytes. Untuned.
 FEW_OF_MANY, MANY = 128, 256
