@@ -331,7 +331,7 @@ def test_every_geometry(where: str, geometry: Any) -> None:
 )
 def test_variances_far_from_zero(where: str) -> None:
     """Of lines in one block and in several: their elements are apart by little beside their mean."""
-    for n in (2048, 16_384):
+    for n in (2048, 16_384, 20_480):
         desc = tp.ReduceDescriptor(op="var", element="f32", input_shape=(3, n), reduce_axes=(1,))
         plan = tp.plan(desc, target=target(where))
         device = plan.target.device_type
@@ -355,6 +355,15 @@ def test_many_chunks_are_merged_at_once(op: str, element: str, where: str, monke
         assert check_plan(plan, runs=1).compared
     finally:
         forget_facts()
+
+
+def test_chunks_of_columns_are_not_far_apart_by_a_power_of_two() -> None:
+    far, near = (
+        plan_of(tp.ReduceDescriptor(op="sum", element="f32", input_shape=(16_384, n), reduce_axes=(0,)))
+        for n in (16_384, 16_383)
+    )
+    assert far.chunks % 2 == 1
+    assert near.chunks % 2 == 0
 
 
 #: (op, element, elements of a line): of more than a block, in one chunk and in several, beside a multiple of 16 bytes.

@@ -29,7 +29,6 @@ class Loads:
     once: int
     rowed: bool
     turns: int
-    chunk: int
 
     def _is_unit(self, d: Dim) -> bool:
         """Whether x is contiguous along ``d``."""
@@ -103,21 +102,21 @@ class Loads:
         return narrow and self.across is not None and self.kind.accumulates in (do.MOMENTS, do.EXPONENTIALS)
 
     def _group(self, tile: Tile) -> int:
-        """Blocks that are loaded before the first of them is accumulated.
+        """Blocks that are loaded before the first of them is accumulated, unless a chunk has fewer.
 
-        LLVM unrolls loops of sums and products, so that their loads do not wait for each other, but no longer ones,
-        and none in which offsets are divided.
+        LLVM unrolls loops of sums and products, so that their loads do not wait for each other, but no longer ones.
+        Of sums, only rows of which every few are read gain by it.
         """
         if self.tree is not None or self.once or self.rowed or self._shift(tile) > 1 or self._ahead(tile):
             return 1
         if self._at_once():
             return self.n
         long = self.kind.accumulates in (do.MOMENTS, do.EXPONENTIALS, *POSITIONS)
-        beside = self.across is not None and self._aligned() >= 16 and (long or self.turns > 1)
-        if not beside and not self._in_pieces(tile):
+        beside = self.across is not None and self._aligned() >= 16
+        if self.turns == 1 and not (long and (beside or self._in_pieces(tile))):
             return 1
         held = tile.rows * tile.block * self.x.element.itemsize // (32 * tile.warps)
-        return max(min(GROUP_BYTES // max(held, 1), self.chunk // tile.block), 1)
+        return max(GROUP_BYTES // max(held, 1), 1)
 
     def _read_beside(self) -> int:
         """Neighbouring lines that are all read if one exists: they end with the last line, or with its vector in every

@@ -23,11 +23,13 @@ from triplan.backends.triton.reductions.limits import (
     BESIDE,
     BUSY,
     CHUNK_TILES,
+    FAR_APART,
     FEW,
     FEW_HELD,
     FEW_OF_MANY,
     FEWEST_ACROSS,
     FEWEST_BLOCKS,
+    FEWEST_GROUPS,
     FEWEST_HELD,
     FLAT_FROM,
     FLAT_POINTS,
@@ -40,6 +42,7 @@ from triplan.backends.triton.reductions.limits import (
     MANY,
     MERGED_BYTES,
     MERGED_WARPS,
+    MORE_HELD,
     MOST_CHUNKS,
     MOST_LINES,
     NARROW_BUSY,
@@ -60,6 +63,7 @@ from triplan.backends.triton.reductions.limits import (
     TURNED_LINE,
     TURNED_SIDE,
     WARPS,
+    WHOLE_ANY,
     WHOLE_HELD,
     WHOLE_LINE,
 )
@@ -209,9 +213,10 @@ class Plan(Loads):
         if double:
             size = max(size // 2, 32 * WARPS * 16 // item)  # at least one 16-byte load a thread
         size = min(size, 32 * WARPS * self._held(HELD, False)) if count > 1 else size
-        if self.unit and size < n <= WHOLE_LINE and self._takes_two(wide):
+        if self.unit and size < n and self._takes_two(wide):
             block = ceil_power(n)
-            return Tile(1, block, max(block // (32 * WHOLE_HELD), 1))
+            more = self.kind.accumulates is do.EXPONENTIALS and n <= WHOLE_ANY
+            return Tile(1, block, max(block // (32 * (MORE_HELD if more else WHOLE_HELD)), 2))
         if self.rowed:
             least, row = 32 * WARPS * 16 // item, self.reduced[-1].size
             return Tile(1, max(least, min(size, ceil_power(row + 1) // 4)), WARPS)
@@ -231,7 +236,8 @@ class Plan(Loads):
         accumulators of moments or exponentials; and whether vectors of 16 bytes are masked as one."""
         kinds, item = (do.MOMENTS, do.EXPONENTIALS), self.x.element.itemsize
         vectors = self._aligned() >= 16 and power_of_two_in(self.n) * item >= 16
-        return self.kind.accumulates in kinds and self.tree is None and vectors and not wide
+        fits = self.n <= WHOLE_ANY or 3 * ceil_power(self.n) <= 4 * self.n <= 4 * WHOLE_LINE
+        return fits and self.kind.accumulates in kinds and self.tree is None and vectors and not wide
 
     def _held(self, most: int, halved: bool) -> int:
         """Elements per thread: a power of two up to ``most``, or half of it; fewer of several operands."""
@@ -267,12 +273,21 @@ class Plan(Loads):
                 each, block = -(-self.n // self.turns), self.tile.block
                 chunk = -(-each // (max(round(wanted / self.turns), 1) * block)) * block
                 return chunk, self.turns * -(-each // chunk)
-            chunk = -(-self.n // (wanted * self.tile.block)) * self.tile.block
+            if wanted > 1 and self._between(self.n // wanted) % FAR_APART == 0:
+                wanted += 1 - wanted % 2
+            block, group = self.tile.block, self.tile.block * self._group(self.tile)
+            block = group if self.n >= wanted * FEWEST_GROUPS * group else block
+            chunk = -(-self.n // (wanted * block)) * block
         elif self.tile.rows > 1:
             chunk = self.tile.block
         elif not self.unit:  # a step waits for scattered elements: those of few lines are many programs'
             chunk = min(max(self.groups() * -(-self.n // self.tile.block) // SCATTERED, 1) * self.tile.block, chunk)
         return max(chunk, 1), max(-(-self.n // max(chunk, 1)), 1)
+
+    def _between(self, elements: int) -> int:
+        """Bytes between so many elements of a line that has one dimension; else 1."""
+        stride = self.reduced[0].reads[self._lead] if len(self.reduced) == 1 else None
+        return elements * stride * self.x.element.itemsize if isinstance(stride, int) else 1
 
     def groups(self) -> int:
         """Programs per chunk."""
@@ -383,6 +398,7 @@ class Plan(Loads):
         }
 
     def constants(self, tile: Tile) -> dict[str, Any]:
+        group = max(min(self._group(tile), self.chunk // tile.block), 1)
         return {
             "KIND": self.kind.accumulates.value,
             "MAP": self.kind.maps.value,
@@ -401,8 +417,8 @@ class Plan(Loads):
             "SINGLE": self.single,
             "FULL": self.n == tile.block,
             "AHEAD": self._ahead(tile),
-            "GROUP": self._group(tile),
-            "ALL": 1 < self._group(tile) == self.n // tile.block and self.n % tile.block == 0 and self.chunks == 1,
+            "GROUP": group,
+            "ALL": 1 < group == self.n // tile.block and self.n % tile.block == 0 and self.chunks == 1,
             "PIECE": self._in_pieces(tile),
             "TURNS": self.turns,
             "FUNCTION": None if self.tree is None else expressions.fused(self.tree, False),

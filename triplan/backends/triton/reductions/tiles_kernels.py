@@ -118,9 +118,23 @@ def several(
 def group_of(a, b, values, before, KIND: tl.constexpr, IDENTITY: tl.constexpr):
     """The accumulators (a, b) with the elements of several blocks, which come after ``before`` blocks.
 
-    EXPONENTIALS: the maximum of all is found first, and the sum is scaled once.
+    EXPONENTIALS: the maximum of all is found first, and the sum is scaled once. MOMENTS: so is the mean of all, and
+    their accumulator is merged with (a, b). Otherwise ptxas would load a block only when the one before is accumulated.
     """
-    if KIND == EXPONENTIALS:
+    if KIND == MOMENTS:
+        PART: tl.constexpr = 1.0 / len(values)
+        mean = values[0] * PART  # not of their sum: it may overflow
+        for i in tl.static_range(1, len(values)):
+            mean = tl.fma(values[i], PART, mean)
+        for i in tl.static_range(len(values)):
+            b = tl.fma(values[i] - mean, values[i] - mean, b)
+        # The weight comes first: it is 0 where there was no block before, whose mean may be so far away that squares
+        # overflow.
+        share = len(values) / tl.full((), before + len(values), a.dtype)
+        apart = mean - a
+        b = tl.fma(apart * (share * before), apart, b)
+        a = tl.fma(apart, share, a)
+    elif KIND == EXPONENTIALS:
         top = a
         for i in tl.static_range(len(values)):
             top = larger(top, values[i])
