@@ -303,4 +303,4 @@ def test_a_loss_is_one_pass() -> None:
     """Two operands of 2**28 elements: the only memory besides them is one sum of each chunk."""
     desc = described("mean_expression", "squares", (2**14, 2**14), (0, 1), (2**14, 2**14))
     plan = tp.plan(desc, target=H200)
-    assert (plan.sku().kernel, plan.workspace_size()) == ("split", 4 * 4096)
+    assert (plan.sku().kernel, plan.workspace_size()) == ("split", 4 * 16_384)

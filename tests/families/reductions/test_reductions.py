@@ -13,6 +13,9 @@ from proofs import target
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
+from triplan.backends.triton.reductions import shared
+from triplan.backends.triton.reductions.shared import plan_of
+from triplan.sku.facts import forget_facts
 from triplan.testing import check_plan
 
 Tensor = torch.Tensor
@@ -303,6 +306,9 @@ GEOMETRIES: tuple[Any, ...] = (
     # Short lines of several points side by side.
     ((4101, 3, 8), (1,), {}),
     ((4101, 2, 8), (1,), {"out": "strided"}),
+    # One block, which lines fill or not, of lines that are held whole.
+    ((3, 2048), (1,), {}),
+    ((3, 1544), (1,), {}),
 )
 
 
@@ -318,6 +324,46 @@ def test_every_geometry(where: str, geometry: Any) -> None:
         cls: Any = tp.descriptor_types()[op]
         desc = cls(op=op, element=element, input_shape=shape, reduce_axes=axes, layouts=layouts)
         assert check_plan(tp.plan(desc, target=target(where)), runs=1).compared
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param("interpret", marks=pytest.mark.interpret), pytest.param("gpu", marks=pytest.mark.gpu)]
+)
+def test_variances_far_from_zero(where: str) -> None:
+    """Of lines in one block and in several: their elements are apart by little beside their mean."""
+    for n in (2048, 16_384, 20_480):
+        desc = tp.ReduceDescriptor(op="var", element="f32", input_shape=(3, n), reduce_axes=(1,))
+        plan = tp.plan(desc, target=target(where))
+        device = plan.target.device_type
+        x, out = (drawn(3, n) + 30_000).float().to(device), torch.empty(3, device=device)
+        plan.run(tp.ReduceArgs(x, out), tp.Workspace.allocate(plan))
+        torch.testing.assert_close(out.double(), x.double().var(1), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param("interpret", marks=pytest.mark.interpret), pytest.param("gpu", marks=pytest.mark.gpu)]
+)
+@pytest.mark.parametrize(("op", "element"), [("sum", "bf16"), ("argmax", "f32"), ("std", "f32")])
+def test_many_chunks_are_merged_at_once(op: str, element: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WARPS", "CHUNK_TILES"):
+        monkeypatch.setattr(shared, name, 1)
+    forget_facts()
+    try:
+        desc = tp.ReduceDescriptor(op=op, element=element, input_shape=(2, 150_003), reduce_axes=(1,))
+        plan = tp.plan(desc, target=target(where))
+        assert plan.launches[1].constexprs["BLOCK"] > 256
+        assert check_plan(plan, runs=1).compared
+    finally:
+        forget_facts()
+
+
+def test_chunks_of_columns_are_not_far_apart_by_a_power_of_two() -> None:
+    far, near = (
+        plan_of(tp.ReduceDescriptor(op="sum", element="f32", input_shape=(16_384, n), reduce_axes=(0,)))
+        for n in (16_384, 16_383)
+    )
+    assert far.chunks % 2 == 1
+    assert near.chunks % 2 == 0
 
 
 #: (op, element, elements of a line): of more than a block, in one chunk and in several, beside a multiple of 16 bytes.
@@ -358,6 +404,45 @@ def test_lines_that_begin_anywhere(op: str, element: str, n: int, where: str) ->
         plan.run(plan.args_type(x=x, **results), tp.Workspace.allocate(plan))
         found.append(results["out"])
     assert torch.equal(torch.cat(found), found[0][:1].expand(18))
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param("interpret", marks=pytest.mark.interpret), pytest.param("gpu", marks=pytest.mark.gpu)]
+)
+@pytest.mark.parametrize("shape", [(2, 1027, 517), (1100, 514)], ids=str)
+@pytest.mark.parametrize(("op", "element"), [("sum", "bf16"), ("amax", "f16"), ("logsumexp", "bf16"), ("prod", "i16")])
+def test_columns_that_begin_between_vectors(op: str, element: str, shape: tuple[int, ...], where: str) -> None:
+    """Whatever the address of x is. NaN and infinities stay in their column."""
+    desc = tp.ReduceDescriptor(op=op, element=element, input_shape=shape, reduce_axes=(len(shape) - 2,))
+    assert plan_of(desc).turns > 1
+    x = drawn(*shape).to(desc.element.torch)
+    if x.is_floating_point():
+        x[..., 3, 8], x[..., 5, 16], x[..., 7, -1] = math.nan, math.inf, -math.inf
+    wanted = getattr(torch, op)(x.double() if x.is_floating_point() else x, len(shape) - 2)
+    for start, layouts in ((0, {}), (1, {"x": tp.Layout(alignment=2)})):
+        plan = tp.plan(desc.replace(layouts=layouts), target=target(where))
+        assert check_plan(plan, runs=1).compared
+        device = plan.target.device_type
+        own = torch.empty(x.numel() + 1, dtype=x.dtype, device=device)[start : start + x.numel()].view(shape).copy_(x)
+        out = torch.empty(wanted.shape, dtype=desc.result.torch, device=device)
+        plan.run(plan.args_type(x=own, out=out), tp.Workspace.allocate(plan))
+        torch.testing.assert_close(out.cpu(), wanted.to(out.dtype), equal_nan=True, rtol=2**-7, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param("interpret", marks=pytest.mark.interpret), pytest.param("gpu", marks=pytest.mark.gpu)]
+)
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [((3, 5, 1056), (1,)), ((515, 64), (0,)), ((4, 2, 64, 64), (0, 2, 3)), ((3, 3, 2048), (0, 2))],
+    ids=str,
+)
+@pytest.mark.parametrize(("op", "element"), [("sum", "bf16"), ("var", "f32"), ("logsumexp", "f16"), ("argmin", "bf16")])
+def test_blocks_that_are_loaded_together(op: str, element: str, shape: Any, axes: Any, where: str) -> None:
+    """Whole short columns, groups of blocks of long ones and a rest, and pieces of lines."""
+    axes = axes[-1:] if op == "argmin" else axes
+    desc = tp.ReduceDescriptor(op=op, element=element, input_shape=shape, reduce_axes=axes)
+    assert check_plan(tp.plan(desc, target=target(where)), runs=1).compared
 
 
 @pytest.mark.parametrize(
@@ -442,6 +527,6 @@ def test_the_length_of_a_line_decides_its_bits() -> None:
 
 
 def test_few_long_lines_are_divided() -> None:
-    """(1, 2**28): the workspace is one sum of each of 4096 chunks."""
+    """(1, 2**28): the workspace is one sum of each of 16384 chunks."""
     plan = tp.plan(tp.ReduceDescriptor(op="sum", input_shape=(1, 2**28), reduce_axes=(1,), element="f32"), target=H200)
-    assert (plan.sku().kernel, plan.workspace_size()) == ("split", 4 * 4096)
+    assert (plan.sku().kernel, plan.workspace_size()) == ("split", 4 * 16_384)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from triplan.backends.triton.common.strides import Along
 from triplan.backends.triton.reductions.expression_kernels import CONSTANT, STRIDED, UNIT
 from triplan.descriptors import Operand
+from triplan.descriptors.reductions import ReductionProblem
 
 #: How an operand's offset changes along the rows or the columns of a tile.
 STEPS: tuple[int, ...] = (CONSTANT.value, UNIT.value, STRIDED.value)
@@ -24,6 +25,13 @@ class Dim(NamedTuple):
 def distance(o: Operand, stride: int | Along) -> int:
     """A divisor of ``stride``, in bytes."""
     return (o.layout.stride_multiple if isinstance(stride, Along) else stride) * o.element.itemsize
+
+
+def line_distance(desc: ReductionProblem, o: Operand) -> int:
+    """A divisor of the distance between contiguous lines of ``o``, in elements. Of all axes there is one line."""
+    if not desc.kept_axes:
+        return 16
+    return desc.reduced if o.layout.packed else o.layout.stride_multiple
 
 
 def step_along(strides: list[int | Along]) -> int:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from triplan.backends.runtime.launch import power_of_two_in
 from triplan.backends.table import kernel
-from triplan.backends.triton.common import accuracy, bounds
+from triplan.backends.triton.common import accuracy, bounds, expressions
 from triplan.backends.triton.common.offsets import layout
-from triplan.backends.triton.reductions.shared import plan_of
+from triplan.backends.triton.reductions import shared_kernels as do
+from triplan.backends.triton.reductions.dims import line_distance
+from triplan.backends.triton.reductions.shared import Plan, plan_of
 from triplan.descriptors import (
     ExpressionReductionDescriptor,
     ExtremumDescriptor,
@@ -38,13 +42,61 @@ def guarantee(desc: ReductionProblem) -> Mapping[str, PrecisionGuarantee]:
     arguments are rounded once.
     """
     found = plan_of(desc)
-    out, depth, batch = desc.result, found.depth(), found.invariant()
+    out, batch, roundings = desc.result, invariant(found), depth(found)
     if found.tree is not None:
-        return bounds.of_outputs(desc, accuracy.of_reduction(found.tree.tree, desc.reduction, out, depth, batch))
+        return bounds.of_outputs(desc, accuracy.of_reduction(found.tree.tree, desc.reduction, out, roundings, batch))
     if desc.op not in ("sum", "prod", *OF_FLOATS) or not out.is_floating_point:
         return {o.name: exactly(desc, o, batch) for o in desc.operands() if o.is_written}
     # A mean that follows the elements is rounded four times per element, each time relative to what it is of.
-    return summed(desc, found.compute, depth, 4 * depth + 32, batch)
+    return summed(desc, found.compute, roundings, 4 * roundings + 32, batch)
+
+
+def invariant(found: Plan) -> bool:
+    """Whether the tile and the width of loads, and so the bits, depend only on a line's length and layout."""
+    whole = all(o.shape in ((), tuple(found.desc.input_shape)) for o in found.reads)
+    # Lines of several axes are visited in the order of memory, which only packed operands have in common.
+    ordered = len(found.desc.reduce_axes) > 1 and any(o.layout.order for o in found.reads)
+    return (
+        (found.unit or found.own)
+        and whole
+        and not ordered
+        and all(
+            o.shape == () or (not o.layout.zero_axes and found.reduced[0].reads[i] == 1)
+            for i, o in enumerate(found.reads)
+        )
+    )
+
+
+def depth(found: Plan) -> float:
+    """Roundings on the path of a term of a sum."""
+    most = min(found.chunk, max(found.n, 1))
+    if found.rowed:  # the ends of each row take a block more
+        most += most // found.reduced[-1].size * 2 * found.tile.block
+    within = found.tile.additions(most)
+    return within + (found.merging().additions(found.chunks) + 2 if found.chunks > 1 else 0)
+
+
+def numerics(found: Plan, entry: str) -> str | None:
+    """What the bits of a line depend on, where they do not depend on other lines."""
+    if not invariant(found):
+        return None
+    desc = found.desc
+    promised = ".".join(
+        f"{min(o.alignment, 16)}.{min(power_of_two_in(line_distance(desc, o)), 16)}" for o in found.reads
+    )
+    version = 1 if found.tree is not None else 3 if found.constants(found.tile)["SHIFT"] > 1 else 2
+    if found.single and found.kind.accumulates in (do.MOMENTS, do.EXPONENTIALS):
+        version = 4
+    text = f"reductions.{entry}.{desc.op}.{desc.element}.{desc.result}.v{version}"
+    text += f".{found.tile.text}.{found.chunk}.{promised}"
+    if found.chunks > 1:
+        text += f".{found.merging().text}"
+    if desc.op == "vector_norm":
+        text += f".{desc.order!r}"
+    if found.tree is not None:
+        source = expressions.text(found.tree, False)
+        text += f".{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+    return f"{text}.{desc.correction!r}" if desc.op in DEVIATIONS else text
 
 
 def summed(
@@ -108,9 +160,9 @@ def reductions(
                 guarantee=guarantee,
                 supports=supports,
                 rank=rank,
-                numerics=lambda desc: plan_of(desc).numerics(name),
+                numerics=lambda desc: numerics(plan_of(desc), name),
                 priority=priority,
-                version=6,  # short rows of several points are reduced side by side
+                version=7,  # lines in registers and groups of blocks take two passes
                 layout=layout,
                 **({} if workspace is None else {"workspace": workspace}),
             )(build)

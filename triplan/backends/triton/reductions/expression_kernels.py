@@ -9,6 +9,8 @@ from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.reductions.shared_kernels import (
     PLAIN,
+    beside_lines,
+    chunk_of,
     element_of,
     finished,
     flat_lines,
@@ -129,13 +131,11 @@ def reduce_expression_kernel(
     Offsets of lines beyond the last, BESIDE and FLAT: see ``lines_of``.
     """
     begin(OVERLAPS)
-    group = tl.program_id(0) // chunks
+    group, part, first, chunk = chunk_of(n, chunk, chunks)
     if FLAT > 0:
         number, point, lane, inside = flat_lines(group, lanes, along[0], ROWS, POINT_TYPE, FLAT)
     elif ACROSS:
-        blocks = tl.cdiv(along[0], ROWS)
-        point = (group // blocks).to(POINT_TYPE)
-        lane = (group % blocks).to(POINT_TYPE) * ROWS + tl.arange(0, ROWS)
+        point, lane = beside_lines(group, kept, along[0], ROWS, POINT_TYPE)
         number, inside = point * along[0] + lane, lane < along[0]
         lane = neighbours(lane, along[0], BESIDE)
     else:
@@ -146,8 +146,6 @@ def reduce_expression_kernel(
     for i in tl.static_range(len(inputs)):
         at = _at_lines(inputs[i], point, lane, kept, along, i + 1, ROW_STEPS[i], ACROSS, FLAT, ROWS)
         lines = lines + (at,)
-    part = tl.program_id(0) % chunks
-    first = part.to(n.dtype) * chunk
     length = tl.minimum(n - first, chunk)
     col = tl.arange(0, BLOCK)
     a = tl.full((ROWS, BLOCK), IDENTITY, COMPUTE)
@@ -169,7 +167,7 @@ def reduce_expression_kernel(
         else:
             out_at = offset_of(point, kept, len(inputs) + 1)
             if ACROSS:
-                out_at += lane * along[len(inputs) + 1]
+                out_at += lane if along[len(inputs) + 1] is None else lane * along[len(inputs) + 1]
         tl.store(out + out_at, finished(a, a, n.to(COMPUTE), 0, 0, FINISH).to(RESULT), mask=inside)
     else:
         tl.store(firsts + number.to(tl.int64) * chunks + part, a, mask=inside)

@@ -5,12 +5,21 @@ from __future__ import annotations
 #: Warps of a program. (Launches have fuses=False: two threads may merge the same accumulators and write the result to
 #: the same address of shared memory, so both must round alike.)
 WARPS = 4
+#: Where those of one line are more than WARPS merge at a time: bytes of accumulators that a thread of the second launch
+#: holds, and its warps at most. All loads wait together. Untuned.
+MERGED_BYTES, MERGED_WARPS = 64, 32
 #: Bytes of x per thread that a program holds at a time, half as many with two accumulators; twice as many of columns
 #: where not every row begins at a multiple of 16 bytes. On an H200, of 32, 64 and 128 with 2 to 16 warps, these are the
 #: best or within 3 % of it for rows and columns of 8192 to 16384 elements.
 THREAD_BYTES = 32
+#: Elements of a line up to which a program holds all of it where variances or exponentials are accumulated: all loads
+#: of a line wait together. Longer ones than WHOLE_ANY fill most of the block, or few of its threads would load.
+WHOLE_LINE, WHOLE_ANY = 16384, 8192
+#: Elements of a thread then, where exponentials are accumulated up to WHOLE_ANY elements MORE_HELD: fewer warps wait
+#: for each other, but two at least. Both and WHOLE_LINE were chosen on an H200, by runs that are not published.
+WHOLE_HELD, MORE_HELD = 32, 64
 #: Tiles of a line that one program reduces, at most; unless more than MOST_CHUNKS programs would share a line.
-CHUNK_TILES, MOST_CHUNKS = 8, 4096
+CHUNK_TILES, MOST_CHUNKS = 8, 16384
 #: Accumulators of a thread where lines begin between two vectors and are short, and warps that reduce them at most:
 #: more would exchange accumulators for each line. With 32, registers leave room for 18 warps on a multiprocessor.
 #: Untuned.
@@ -25,6 +34,14 @@ ACROSS_BYTES, ODD_ACROSS_BYTES = 256, 1024
 #: would exchange accumulators as often as they read elements, through shared memory, where those of a vector of
 #: neighbours lie in one bank. A thread holds FEW_HELD elements, half as many if it loads them one by one. Untuned.
 FEW, FEW_HELD = 32, 32
+#: Elements of lines that begin at multiples of 16 bytes, side by side, up to which a thread loads all of them before it
+#: accumulates any. Untuned.
+AT_ONCE = 8
+#: Bytes of x that a thread loads before it accumulates them, where loops are not unrolled (see Loads._group). Chosen on
+#: an H200, of 16 to 128, by runs that are not published.
+GROUP_BYTES = 64
+#: Chunks of columns of so many groups of blocks, or more, have whole groups: a block that remains waits by itself.
+FEWEST_GROUPS = 4
 #: FEW where at least MANY programs reduce lines that begin at multiples of 16 bytes. Untuned.
 FEW_OF_MANY, MANY = 128, 256
 #: Elements that a thread of such programs loads at a time at least: of several lines, if there are enough. Untuned.
@@ -54,6 +71,9 @@ OWN_LINES = 8
 #: Warps of programs that reduce lines of at most LONE_LINE elements side by side, if there are at most LONE. Each
 #: thread has half as many elements as elsewhere: with more of them, or with 16 warps, they take longer (on an H200).
 LONE, LONE_LINE, LONE_WARPS = 8, 4096, 8
+#: Chunks of columns are odd in number where otherwise so many bytes, or a multiple, would be between them: programs
+#: would read the same channels of memory at a time. Chosen on an H200, by runs that are not published.
+FAR_APART = 2**27
 #: Programs that divide a few lines whose elements are not contiguous. Untuned.
 SCATTERED = 264
 #: Programs that keep an H200 busy; with fewer, lines that are reduced side by side are divided into chunks. Untuned.
@@ -66,3 +86,6 @@ NARROW_BUSY, NARROW_CHUNK = 2048, 192
 RESIDENT = 264
 #: Blocks of a chunk at least, if lines are reduced side by side, by WARPS and by LONE_WARPS. Untuned.
 FEWEST_BLOCKS, LONE_BLOCKS = 4, 2
+#: Bytes of an element, elements of a line, and lines side by side, at least, where programs read rows of lines that
+#: begin equally far behind a vector (see Plan.turns). Untuned.
+TURNED_BYTES, TURNED_LINE, TURNED_SIDE = (2,), 1024, 512

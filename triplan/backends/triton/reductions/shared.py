@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +15,7 @@ from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, diviso
 from triplan.backends.triton.common.strides import Along, in_memory, known_strides, row_tile, stride_arg
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.reductions import shared_kernels as do
-from triplan.backends.triton.reductions.dims import STEPS, Dim, distance, in_order, merged, step_along
+from triplan.backends.triton.reductions.dims import Dim, in_order, line_distance, merged
 from triplan.backends.triton.reductions.expression_kernels import reduce_expression_kernel
 from triplan.backends.triton.reductions.kinds import EXTREMA, OTHER_NORM, PAIRS, POSITIONS, TURNED, TYPES, kind_of
 from triplan.backends.triton.reductions.limits import (
@@ -24,11 +23,13 @@ from triplan.backends.triton.reductions.limits import (
     BESIDE,
     BUSY,
     CHUNK_TILES,
+    FAR_APART,
     FEW,
     FEW_HELD,
     FEW_OF_MANY,
     FEWEST_ACROSS,
     FEWEST_BLOCKS,
+    FEWEST_GROUPS,
     FEWEST_HELD,
     FLAT_FROM,
     FLAT_POINTS,
@@ -39,6 +40,9 @@ from triplan.backends.triton.reductions.limits import (
     LONE_LINE,
     LONE_WARPS,
     MANY,
+    MERGED_BYTES,
+    MERGED_WARPS,
+    MORE_HELD,
     MOST_CHUNKS,
     MOST_LINES,
     NARROW_BUSY,
@@ -55,8 +59,15 @@ from triplan.backends.triton.reductions.limits import (
     SCATTERED,
     STEP,
     THREAD_BYTES,
+    TURNED_BYTES,
+    TURNED_LINE,
+    TURNED_SIDE,
     WARPS,
+    WHOLE_ANY,
+    WHOLE_HELD,
+    WHOLE_LINE,
 )
+from triplan.backends.triton.reductions.loads import Loads
 from triplan.backends.triton.reductions.tiles_kernels import reduce_kernel
 from triplan.descriptors import ExpressionReductionDescriptor, Operand
 from triplan.descriptors.reductions import DEVIATIONS, ReductionProblem
@@ -64,7 +75,7 @@ from triplan.sku import ElementKind
 from triplan.sku.facts import fact
 
 
-class Plan:
+class Plan(Loads):
     """How one problem is reduced. A *line* is the elements that one result reduces.
 
     Attributes:
@@ -82,6 +93,8 @@ class Plan:
         rowed: whether lines consist of contiguous rows, each of which is read as lines are that begin between vectors.
         flat: where ``across`` is short, elements of a vector along it, and lines of several of its points are reduced
             side by side; otherwise 0.
+        turns: where lines side by side begin between vectors, a program reads every ``turns``-th element of its lines:
+            these lie at the same distance from a vector. Otherwise 1.
         tile: (lines, elements of each) that a program holds at a time.
         chunk, chunks: elements of a line that one program reduces at most, and programs that share a line.
     """
@@ -109,13 +122,14 @@ class Plan:
         if contiguous and not kept:
             # A single line is given the stride that neighbours would have: its divisibility decides the width of loads.
             apart = tuple(
-                self._distance(o) if s == 1 else 0 for o, s in zip(self.reads, self.reduced[0].reads, strict=True)
+                line_distance(desc, o) if s == 1 else 0 for o, s in zip(self.reads, self.reduced[0].reads, strict=True)
             )
             kept = [Dim(1, apart, 1, len(self.results) - 1)]
         long = [d for d in kept if d.size >= FEWEST_ACROSS]
         beside = [d for d in long if self._is_unit(d)] or [d for d in long if self._is_likely_near(d)]
         self.across = beside[0] if beside and not contiguous else None
         self.kept = [d for d in kept if d is not self.across]
+        self.turns = self._turns()
         self.own = contiguous and self._are_own()
         self.unit = contiguous and not self.own
         self.flat = self._flat()
@@ -123,10 +137,7 @@ class Plan:
         self.once = self._once()
         self.tile = self._tile()
         self.chunk, self.chunks = self._chunks()
-
-    def _is_unit(self, d: Dim) -> bool:
-        """Whether x is contiguous along ``d``."""
-        return d.reads[self._lead] == 1
+        self.single = self.n <= self.tile.block and self.turns == 1 and not (self.once or self.rowed)
 
     def _is_likely_near(self, d: Dim) -> bool:
         """Whether ``d`` is the last dimension, and x is known to be contiguous along none, as a slice with a step."""
@@ -150,6 +161,15 @@ class Plan:
             worth = FLAT_SHARE * -(-size // width) * width > size
         return vector if worth and size % vector == 0 else 0
 
+    def _turns(self) -> int:
+        if self.across is None or self.tree is not None or len(self.reduced) != 1 or not self._is_unit(self.across):
+            return 1
+        stride, item = self.reduced[0].reads[self._lead], self.x.element.itemsize
+        if not isinstance(stride, int) or item not in TURNED_BYTES or self.kind.accumulates not in TURNED:
+            return 1
+        turns = 16 // power_of_two_in(stride * item)
+        return turns if self.n >= TURNED_LINE and self.across.size >= TURNED_SIDE else 1
+
     def _rowed(self) -> bool:
         vector, *outer = 16 // self.x.element.itemsize, *(d.size for d in self.reduced[:-1])
         plain = self.tree is None and self.across is None and self.kind.accumulates in TURNED
@@ -166,12 +186,6 @@ class Plan:
         block = ceil_power(n + (0 if self._aligned() >= 16 else 16 // item - 1))
         return block if plain and block <= ONCE_LONGEST and block < 2 * n else 0  # (most places are of the line)
 
-    def _distance(self, o: Operand) -> int:
-        """A divisor of the distance between contiguous lines of ``o``, in elements. Of all axes there is one line."""
-        if not self.desc.kept_axes:
-            return 16
-        return self.n if o.layout.packed else o.layout.stride_multiple
-
     def _tile(self) -> Tile:
         item, n, count = self.x.element.itemsize, max(self.n, 1), len(self.reads)
         wide = self.compute.itemsize > 4
@@ -181,7 +195,8 @@ class Plan:
             vector = self._beside()
             most = min(ceil_power(n), max(self._held(FEW_HELD, wide or vector == 1) // vector, 1))
             block = min((most, max(most // 2, 1)), key=lambda b: -(-n // b) * (b + STEP))
-            beside = 32 * WARPS * vector * max(FEWEST_HELD // (vector * block), 1)
+            held, block = (n, 1) if self._at_once() else (block, block)
+            beside = 32 * WARPS * vector * max(FEWEST_HELD // (vector * held), 1)
             _, rows = row_tile(beside, beside, self._side())
             if n <= FEW or (not odd and n <= FEW_OF_MANY and self.lanes >= MANY * rows):
                 return Tile(rows, block, min(max(rows // (32 * vector), 1), WARPS))
@@ -198,6 +213,10 @@ class Plan:
         if double:
             size = max(size // 2, 32 * WARPS * 16 // item)  # at least one 16-byte load a thread
         size = min(size, 32 * WARPS * self._held(HELD, False)) if count > 1 else size
+        if self.unit and size < n and self._takes_two(wide):
+            block = ceil_power(n)
+            more = self.kind.accumulates is do.EXPONENTIALS and n <= WHOLE_ANY
+            return Tile(1, block, max(block // (32 * (MORE_HELD if more else WHOLE_HELD)), 2))
         if self.rowed:
             least, row = 32 * WARPS * 16 // item, self.reduced[-1].size
             return Tile(1, max(least, min(size, ceil_power(row + 1) // 4)), WARPS)
@@ -212,6 +231,14 @@ class Plan:
         size, warps = (min(size, whole), LONE_WARPS) if lone else (size, WARPS)
         return Tile(rows, min(ceil_power(n), max(size // rows, 1)), warps)
 
+    def _takes_two(self, wide: bool) -> bool:
+        """Whether a tile of whole lines is reduced in two passes over registers, which take fewer instructions than
+        accumulators of moments or exponentials; and whether vectors of 16 bytes are masked as one."""
+        kinds, item = (do.MOMENTS, do.EXPONENTIALS), self.x.element.itemsize
+        vectors = self._aligned() >= 16 and power_of_two_in(self.n) * item >= 16
+        fits = self.n <= WHOLE_ANY or 3 * ceil_power(self.n) <= 4 * self.n <= 4 * WHOLE_LINE
+        return fits and self.kind.accumulates in kinds and self.tree is None and vectors and not wide
+
     def _held(self, most: int, halved: bool) -> int:
         """Elements per thread: a power of two up to ``most``, or half of it; fewer of several operands."""
         return min(most // (2 if halved else 1), HELD // ceil_power(len(self.reads)))
@@ -219,20 +246,6 @@ class Plan:
     def _most_lines(self) -> int:
         """Lines of a program of WARPS warps at most, if each has its own address."""
         return 1 << (MOST_LINES // len(self.reads)).bit_length() - 1
-
-    def _aligned(self) -> int:
-        """A power of two that divides, in bytes, all addresses at which something contiguous begins, lines or what lies
-        across them, in all operands; at most 16."""
-        if self.across is not None and not self._is_unit(self.across):
-            return self.x.element.itemsize
-        dims = [*self.kept, *(d for d in self.reduced if len(self.reduced) > 1 or not self._is_unit(d))]
-        apart = [distance(o, s) for d in dims for o, s in zip(self.reads, d.reads, strict=True)]
-        alignments = [o.alignment for o in self.reads if o.numel > 1]
-        return min(map(power_of_two_in, (*apart, *alignments, 16)))
-
-    def _beside(self) -> int:
-        """Neighbouring elements that a thread may load at once."""
-        return max(self._aligned() // self.x.element.itemsize, 1)
 
     def _side(self) -> int:
         """How many lines lie side by side."""
@@ -250,21 +263,36 @@ class Plan:
             chunk = -(-chunk // self.reduced[-1].size) * self.reduced[-1].size
         elif self.across is not None:
             fewest = FEWEST_BLOCKS if self.tile.warps <= WARPS else LONE_BLOCKS
-            groups, most = max(self.groups(), 1), max(self.n // (self.tile.block * fewest), 1)
+            groups = max(self.groups(), 1)
+            most = 1 if self._at_once() else max(self.n // (self.tile.block * fewest), 1)
             wanted = min(max(BUSY // groups, 1), most)
             if self._narrow() and self.tile.warps <= WARPS:
                 least = min(2 * RESIDENT // groups, most)
                 wanted = min(max(NARROW_BUSY // groups, 1), max(self.n // NARROW_CHUNK, least, 1))
-            chunk = -(-self.n // (wanted * self.tile.block)) * self.tile.block
+            if self.turns > 1:
+                each, block = -(-self.n // self.turns), self.tile.block
+                chunk = -(-each // (max(round(wanted / self.turns), 1) * block)) * block
+                return chunk, self.turns * -(-each // chunk)
+            if wanted > 1 and self._between(self.n // wanted) % FAR_APART == 0:
+                wanted += 1 - wanted % 2
+            block, group = self.tile.block, self.tile.block * self._group(self.tile)
+            block = group if self.n >= wanted * FEWEST_GROUPS * group else block
+            chunk = -(-self.n // (wanted * block)) * block
         elif self.tile.rows > 1:
             chunk = self.tile.block
         elif not self.unit:  # a step waits for scattered elements: those of few lines are many programs'
             chunk = min(max(self.groups() * -(-self.n // self.tile.block) // SCATTERED, 1) * self.tile.block, chunk)
         return max(chunk, 1), max(-(-self.n // max(chunk, 1)), 1)
 
+    def _between(self, elements: int) -> int:
+        """Bytes between so many elements of a line that has one dimension; else 1."""
+        stride = self.reduced[0].reads[self._lead] if len(self.reduced) == 1 else None
+        return elements * stride * self.x.element.itemsize if isinstance(stride, int) else 1
+
     def groups(self) -> int:
         """Programs per chunk."""
-        return -(-self._side() // self.tile.rows) * (self.lanes // max(self._side(), 1))
+        vectors = self._side() + (self._beside() - 1 if self.turns > 1 else 0)
+        return -(-vectors // self.tile.rows) * (self.lanes // max(self._side(), 1))
 
     # --- arguments ---
 
@@ -276,6 +304,13 @@ class Plan:
         """Kernel arguments of dimensions: innermost first, see ``ranked``."""
         found = ranked(dims, Dim(1, (0,) * len(self.reads)))
         return tuple((divisor(d.size, self.wide), *self._strides(d, reads)) for d in found)
+
+    def _visited(self) -> list[Dim]:
+        """The dimensions along which a program reads elements."""
+        if self.turns == 1:
+            return self.reduced
+        size, strides = self.reduced[0][:2]
+        return [Dim(size, tuple(s * self.turns for s in strides if isinstance(s, int)))]
 
     def _strides(self, d: Dim, reads: int | None = None) -> tuple[Arg, ...]:
         """Strides of a dimension in the tensors that are read (or only so many of them), and in both results."""
@@ -333,6 +368,8 @@ class Plan:
             of_first, *others = self._strides(self.across)
             if self.flat and in_order([*self.kept, self.across], len(self.results)):
                 others[-2:] = None, None
+            elif not self.flat:
+                others[-2:] = (None if s == 1 else arg for s, arg in zip(self.across[2:], others[-2:], strict=True))
             along = (size, None if self.across.reads == (1,) else of_first, *others)
         divisible = power_of_two_in(self.n) if self.unit else 1
         # A wider load of one operand would divide a short column among several threads.
@@ -344,22 +381,24 @@ class Plan:
             "scalars": self._scalars() or None,
             "out": self._pointer(self.results[0]),
             "second": self._pointer(self.results[1]) if len(self.results) > 1 else None,
-            "kept": self._dims(self.kept),
+            "kept": self._dims(self.kept) if self.kept or self.across is None else None,
             "all_kept": self._dims([*self.kept, *across], 1),
             "along": along,
-            "reduced": None if (self.unit or self.rowed) and self.tree is None else self._dims(self.reduced),
+            "reduced": None if (self.unit or self.rowed) and self.tree is None else self._dims(self._visited()),
             "rows": self._dims(self.reduced[:-1]) if self.rowed else None,
             "size": Int(self.reduced[-1].size, self.wide) if self.rowed else None,
             "lanes": Int(self.lanes, self.wide, max(self.flat, 1)),
             "outer": Int(self.lanes // max(self.across.size, 1) if self.across else self.lanes, self.wide),
             "n": Int(self.n, self.wide, divisible),
             "chunk": Int(self.chunk, self.wide, power_of_two_in(self.chunk)),
-            "chunks": Int(self.chunks),
+            # (Many accumulators of a line are loaded by vectors; of few, the binary does not depend on their number.)
+            "chunks": Int(self.chunks, divisibility=power_of_two_in(self.chunks) if self.merging().rows == 1 else 1),
             "correction": Float(self.desc.correction, number) if self.desc.op in DEVIATIONS else None,
             "order": Float(self.desc.order, number) if self.kind is OTHER_NORM else None,
         }
 
     def constants(self, tile: Tile) -> dict[str, Any]:
+        group = max(min(self._group(tile), self.chunk // tile.block), 1)
         return {
             "KIND": self.kind.accumulates.value,
             "MAP": self.kind.maps.value,
@@ -375,7 +414,13 @@ class Plan:
             "SHIFT": self._shift(tile),
             "ONCE": self.once > 0,
             "ALIGNED": self.x.alignment >= 16,
+            "SINGLE": self.single,
+            "FULL": self.n == tile.block,
             "AHEAD": self._ahead(tile),
+            "GROUP": group,
+            "ALL": 1 < group == self.n // tile.block and self.n % tile.block == 0 and self.chunks == 1,
+            "PIECE": self._in_pieces(tile),
+            "TURNS": self.turns,
             "FUNCTION": None if self.tree is None else expressions.fused(self.tree, False),
             "ROW_STEPS": tuple(map(self._row_step, range(len(self.reads)))),
             "COLUMN_STEPS": tuple(map(self._column_step, range(len(self.reads)))),
@@ -385,109 +430,17 @@ class Plan:
             "BLOCK": tile.block,
         }
 
-    def _vectors(self, block: int) -> tuple[int, ...]:
-        """Elements per load of each operand, if lines have several dimensions of which the innermost is contiguous."""
-
-        def vector(o: Operand, strides: list[int | Along]) -> int:
-            *outer, inner = strides
-            if inner != 1:
-                return 1
-            multiples = [o.layout.stride_multiple if isinstance(s, Along) else power_of_two_in(s) for s in outer]
-            return min(16 // o.element.itemsize, block, power_of_two_in(self.reduced[-1].size), *multiples)
-
-        if self.unit or self.own or self.across is not None or not self.reduced:
-            return (1,) * len(self.reads)
-        return tuple(vector(o, [d.reads[i] for d in self.reduced]) for i, o in enumerate(self.reads))
-
-    def _shift(self, tile: Tile) -> int:
-        """Elements of a vector, if lines of several blocks (so that a tile has one line), or lines that are read at
-        once, may begin at any; else 1."""
-        vector = 16 // self.x.element.itemsize
-        if self.rowed:
-            return vector
-        if self.once:
-            return 1 if self._aligned() >= 16 else vector
-        apart = (self.x.alignment, *(distance(self.x, d.reads[self._lead]) for d in self.kept))
-        aligned = all(nbytes % 16 == 0 for nbytes in apart)
-        worth = vector > (1 if self.x.alignment >= 16 else 2)  # (of 8 bytes, loads of one element are wide enough)
-        long = self.tree is None and self.unit and self.n > tile.block and worth and tile.warps == WARPS
-        return vector if long and not aligned and self.kind.accumulates in TURNED else 1
-
-    def _ahead(self, tile: Tile) -> bool:
-        """Whether the elements of a block are loaded before those of the one before are accumulated.
-
-        ptxas keeps few loads ahead of what takes several instructions an element: narrow loads wait for each other
-        then, and so do those of few threads. It costs registers, and other accumulations are not faster for it.
-        """
-        narrow = self._aligned() < 16 and self._shift(tile) == 1
-        if self.kind.accumulates in (do.MAX, do.MIN, do.ENDS):
-            return self.kind.maps is do.PLAIN and (self.across is not None or (narrow and self.unit))
-        return narrow and self.across is not None and self.kind.accumulates in (do.MOMENTS, do.EXPONENTIALS)
-
-    def _read_beside(self) -> int:
-        """Neighbouring lines that are all read if one exists: they end with the last line, or with its vector in every
-        operand."""
-        if self.across is None or not self._is_unit(self.across):
-            return 1
-        steps = zip(self.reads, map(self._row_step, range(len(self.reads))), strict=True)
-        items = [o.element.itemsize if step == STEPS[1] else 16 for o, step in steps if step != STEPS[0]]
-        return max(power_of_two_in(self.across.size), self._aligned() // max(items))
-
-    def _row_step(self, i: int) -> int:
-        """How the offset of operand ``i`` changes along the lines of a tile."""
-        if self.across is not None:
-            return step_along([self.across.reads[i]])
-        return STEPS[2 if any(d.reads[i] != 0 for d in self.kept) else 0]
-
-    def _column_step(self, i: int) -> int:
-        """How the offset of operand ``i`` changes along a line."""
-        return step_along([d.reads[i] for d in self.reduced])
-
     # --- what is promised ---
-
-    def invariant(self) -> bool:
-        """Whether the tile and the width of loads, and so the bits, depend only on a line's length and layout."""
-        whole = all(o.shape in ((), tuple(self.desc.input_shape)) for o in self.reads)
-        # Lines of several axes are visited in the order of memory, which only packed operands have in common.
-        ordered = len(self.desc.reduce_axes) > 1 and any(o.layout.order for o in self.reads)
-        return (
-            (self.unit or self.own)
-            and whole
-            and not ordered
-            and all(
-                o.shape == () or (not o.layout.zero_axes and self.reduced[0].reads[i] == 1)
-                for i, o in enumerate(self.reads)
-            )
-        )
 
     def merging(self) -> Tile:
         """(lines, chunks) that a program of the second launch merges at a time."""
-        size = 32 * WARPS * THREAD_BYTES // max(self.compute.itemsize, 4)
-        block = min(ceil_power(self.chunks), size)
+        size, block = 32 * WARPS * THREAD_BYTES // max(self.compute.itemsize, 4), ceil_power(self.chunks)
+        if block > size:
+            second = self.kind.second(self.compute)
+            held = MERGED_BYTES // ceil_power(max(self.compute.itemsize, 4) + (second.itemsize if second else 0))
+            block = min(block, 32 * MERGED_WARPS * held)
+            return Tile(1, block, max(block // (32 * held), WARPS))
         return Tile(size // block, block, WARPS)
-
-    def depth(self) -> float:
-        """Roundings on the path of a term of a sum."""
-        most = min(self.chunk, max(self.n, 1))
-        if self.rowed:  # the ends of each row take a block more
-            most += most // self.reduced[-1].size * 2 * self.tile.block
-        within = self.tile.additions(most)
-        return within + (self.merging().additions(self.chunks) + 2 if self.chunks > 1 else 0)
-
-    def numerics(self, entry: str) -> str | None:
-        if not self.invariant():
-            return None
-        desc = self.desc
-        promised = ".".join(f"{min(o.alignment, 16)}.{min(power_of_two_in(self._distance(o)), 16)}" for o in self.reads)
-        version = 1 if self.tree is not None else 3 if self._shift(self.tile) > 1 else 2
-        found = f"reductions.{entry}.{desc.op}.{desc.element}.{desc.result}.v{version}"
-        found += f".{self.tile.text}.{self.chunk}.{promised}"
-        if desc.op == "vector_norm":
-            found += f".{desc.order!r}"
-        if self.tree is not None:
-            source = expressions.text(self.tree, False)
-            found += f".{hashlib.sha256(source.encode()).hexdigest()[:16]}"
-        return f"{found}.{desc.correction!r}" if desc.op in DEVIATIONS else found
 
     def us(self) -> float:
         return LAUNCH_US + sum(o.nbytes for o in self.reads) / BYTES_PER_US

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.offsets_kernels import quotient
+from triplan.backends.triton.common.rows_kernels import exponential
 
 #: KIND: what is accumulated.
 SUM, PRODUCT, MAX, MIN, ARGMAX, ARGMIN, MOMENTS, EXPONENTIALS, ENDS = (tl.constexpr(i) for i in range(9))
@@ -26,15 +27,17 @@ def offset_of(point, dims, WHICH: tl.constexpr, VECTOR: tl.constexpr = 1):
     """The offset of ``point``, numbered row-major over ``dims``: (size, stride, ...) of each, innermost first.
 
     For sizes see ``quotient``. VECTOR: so many consecutive, aligned points are promised to be contiguous in memory.
+    Without dimensions (None) there is one point.
     """
     at = (point * 0).to(tl.int64)
-    for d in tl.static_range(len(dims)):
-        if d == len(dims) - 1:
-            at += point.to(tl.int64) * dims[d][WHICH]
-        else:
-            rest = quotient(point, dims[d][0])
-            at += (point - rest * dims[d][0][0]).to(tl.int64) * dims[d][WHICH]
-            point = rest
+    if dims is not None:
+        for d in tl.static_range(len(dims)):
+            if d == len(dims) - 1:
+                at += point.to(tl.int64) * dims[d][WHICH]
+            else:
+                rest = quotient(point, dims[d][0])
+                at += (point - rest * dims[d][0][0]).to(tl.int64) * dims[d][WHICH]
+                point = rest
     if VECTOR > 1:
         at = tl.max_contiguous(tl.multiple_of(at, VECTOR), VECTOR)
     return at
@@ -81,6 +84,31 @@ def side_by_side(point_at, lane, ROWS: tl.constexpr, FLAT: tl.constexpr):
 
 
 @jit
+def chunk_of(n, chunk, chunks):
+    """(group of lines, chunk of these, its first element, elements of a chunk at most) of this program. Without chunks
+    (None), a program reduces whole lines, and divides nothing before its first load."""
+    if chunks is None:
+        group, part, first, most = tl.program_id(0), 0, n * 0, n
+    else:
+        group, part = tl.program_id(0) // chunks, tl.program_id(0) % chunks
+        first, most = part.to(n.dtype) * chunk, chunk
+    return group, part, first, most
+
+
+@jit
+def beside_lines(unit, kept, size, ROWS: tl.constexpr, POINT_TYPE: tl.constexpr):
+    """(point of ``kept``, lanes [ROWS] at it) of group ``unit`` of results: ``size`` are neighbours at each point.
+    Where there is one point (``kept`` is None), no division delays the first load."""
+    if kept is None:
+        point = unit.to(POINT_TYPE) * 0
+    else:
+        blocks = tl.cdiv(size, ROWS)
+        point = (unit // blocks).to(POINT_TYPE)
+        unit = unit % blocks
+    return point, unit.to(POINT_TYPE) * ROWS + tl.arange(0, ROWS)
+
+
+@jit
 def lines_of(
     unit,
     lanes,
@@ -95,9 +123,9 @@ def lines_of(
 ):
     """(offsets in x, in out, in the second result, numbers, which exist) of the ROWS results of group ``unit``.
 
-    ACROSS: they are neighbours along the dimension ``along`` (a stride of None is 1), at one of the ``outer`` points of
-    the dimensions ``kept``. Otherwise they are consecutive points of ``kept``. There are ``lanes`` results in all. With
-    FLAT and no stride along the results, these lie as they are numbered.
+    ACROSS: they are neighbours along the dimension ``along`` (a stride of None is 1: results are stored in vectors), at
+    one of the ``outer`` points of the dimensions ``kept``. Otherwise they are consecutive points of ``kept``. There are
+    ``lanes`` results in all. With FLAT and no stride along the results, these lie as they are numbered.
     Those beyond the last have the offsets in x of others, so that loads need no mask: a masked load waits for the one
     before it (ptxas of Triton 3.6). BESIDE: see ``neighbours``. FLAT: see ``flat_lines``.
     """
@@ -110,16 +138,14 @@ def lines_of(
             out_at = offset_of(point, kept, 2) + lane * along[2]
             second_at = offset_of(point, kept, 3) + lane * along[3]
     elif ACROSS:
-        blocks = tl.cdiv(along[0], ROWS)
-        point = (unit // blocks).to(POINT_TYPE)
-        lane = (unit % blocks).to(POINT_TYPE) * ROWS + tl.arange(0, ROWS)
+        point, lane = beside_lines(unit, kept, along[0], ROWS, POINT_TYPE)
         live = lane < along[0]
         x_at = neighbours(lane, along[0], BESIDE)
         if along[1] is not None:
             x_at = x_at.to(tl.int64) * along[1]
         x_at = offset_of(point, kept, 1) + x_at
-        out_at = offset_of(point, kept, 2) + lane * along[2]
-        second_at = offset_of(point, kept, 3) + lane * along[3]
+        out_at = offset_of(point, kept, 2) + (lane if along[2] is None else lane * along[2])
+        second_at = offset_of(point, kept, 3) + (lane if along[3] is None else lane * along[3])
         number = point * along[0] + lane
     else:
         number = unit.to(POINT_TYPE) * ROWS + tl.arange(0, ROWS)
@@ -279,6 +305,24 @@ def folded(a, b, count, share, KIND: tl.constexpr):
         shift = shift_of(top)
         b = tl.sum(b * tl.exp(a - shift[:, None]), 1)
         a = top
+    return a, b
+
+
+@jit
+def folded_elements(v, live, n, KIND: tl.constexpr):
+    """The accumulators (a, b) [ROWS] of the ``n`` elements v [ROWS, BLOCK] of each line, of MOMENTS or EXPONENTIALS.
+    ``live``: which of them exist, or None; the others are 0."""
+    if KIND == MOMENTS:
+        a = tl.sum(v * (1.0 / n), 1)  # not sum / n: the sum of all elements may overflow
+        apart = v - a[:, None]
+        if live is not None:
+            apart = tl.where(live, apart, 0.0)
+        b = tl.sum(apart * apart, 1)
+    else:
+        if live is not None:
+            v = tl.where(live, v, float("-inf"))
+        a = extremum_of(v, True)
+        b = tl.sum(exponential(v - shift_of(a)[:, None]), 1)
     return a, b
 
 

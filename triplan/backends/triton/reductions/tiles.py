@@ -26,7 +26,7 @@ def tiles(desc: ReductionProblem, target: Target) -> list[Launch]:
     found = plan_of(desc)
     if found.lanes == 0:
         return []
-    args = found.taken(found.kernel, {**found.arguments(), "firsts": None, "seconds": None})
+    args = found.taken(found.kernel, {**found.arguments(), **dict.fromkeys(("firsts", "seconds", "chunk", "chunks"))})
     constants = found.taken(found.kernel, found.constants(found.tile))
     warps, most = found.tile.warps, found.registers()
     return [Launch(found.kernel, found.groups(), args, constants, warps, max_registers=most, fuses=False)]

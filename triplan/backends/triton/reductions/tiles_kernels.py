@@ -17,13 +17,18 @@ from triplan.backends.triton.reductions.shared_kernels import (
     ENDS,
     EXPONENTIALS,
     MOMENTS,
+    chunk_of,
     element_of,
     finished,
     folded,
+    folded_elements,
+    larger,
     lines_of,
     merged,
+    neighbours,
     offset_of,
     opposite,
+    shift_of,
     store_second,
 )
 
@@ -41,14 +46,18 @@ def taken(
     COMPUTE: tl.constexpr,
     UNIT: tl.constexpr,
     VECTOR: tl.constexpr,
+    PIECE: tl.constexpr = False,
 ):
     """x at positions ``start + col`` of each line, mapped as it is accumulated.
 
-    ``col``: [BLOCK] of i32; ``live``: which elements exist, or None.
+    ``col``: [BLOCK] of i32; ``live``: which elements exist, or None. PIECE: those of a block are contiguous.
     """
     if UNIT:
         # The start is not added to ``col``: distances between a thread's elements then are constants of its loads.
         at = x + start.to(tl.int64) + x_at[:, None] + col[None, :]
+    elif PIECE:
+        along = tl.max_contiguous(tl.multiple_of(offset_of(start, reduced, 1) + col, VECTOR), VECTOR)
+        at = x + x_at[:, None] + along[None, :]
     elif len(reduced) == 1:
         # What differs between elements is computed before the loop: between the loads of many elements, products of 64
         # bits keep ptxas (of Triton 3.6) from more than one load at a time.
@@ -79,6 +88,64 @@ def step_of(a, b, v, live, steps, KIND: tl.constexpr, IDENTITY: tl.constexpr):
         a, b = merged(a, b, v, 1.0, live, KIND, IDENTITY)
     else:
         a, b = merged(a, b, v, v, live, KIND, IDENTITY)
+    return a, b
+
+
+@jit
+def several(
+    x,
+    x_at,
+    start,
+    col,
+    reduced,
+    order,
+    MAP: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    UNIT: tl.constexpr,
+    VECTOR: tl.constexpr,
+    PIECE: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """The elements of GROUP whole blocks of each line, from ``start`` on: see ``taken``."""
+    values = ()
+    for i in tl.static_range(GROUP):
+        at = start + i * col.shape[0]
+        values = values + (taken(x, x_at, at, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR, PIECE),)
+    return values
+
+
+@jit
+def group_of(a, b, values, before, KIND: tl.constexpr, IDENTITY: tl.constexpr):
+    """The accumulators (a, b) with the elements of several blocks, which come after ``before`` blocks.
+
+    EXPONENTIALS: the maximum of all is found first, and the sum is scaled once. MOMENTS: so is the mean of all, and
+    their accumulator is merged with (a, b). Otherwise ptxas would load a block only when the one before is accumulated.
+    """
+    if KIND == MOMENTS:
+        PART: tl.constexpr = 1.0 / len(values)
+        mean = values[0] * PART  # not of their sum: it may overflow
+        for i in tl.static_range(1, len(values)):
+            mean = tl.fma(values[i], PART, mean)
+        for i in tl.static_range(len(values)):
+            b = tl.fma(values[i] - mean, values[i] - mean, b)
+        # The weight comes first: it is 0 where there was no block before, whose mean may be so far away that squares
+        # overflow.
+        share = len(values) / tl.full((), before + len(values), a.dtype)
+        apart = mean - a
+        b = tl.fma(apart * (share * before), apart, b)
+        a = tl.fma(apart, share, a)
+    elif KIND == EXPONENTIALS:
+        top = a
+        for i in tl.static_range(len(values)):
+            top = larger(top, values[i])
+        shift = shift_of(top)
+        b *= tl.exp(a - shift)
+        for i in tl.static_range(len(values)):
+            b += tl.exp(values[i] - shift)
+        a = top
+    else:
+        for i in tl.static_range(len(values)):
+            a, b = step_of(a, b, values[i], None, before + i + 1, KIND, IDENTITY)
     return a, b
 
 
@@ -125,6 +192,39 @@ def vectored(x, x_at, SHIFT: tl.constexpr, ALIGNED: tl.constexpr):
 
 
 @jit
+def turned_lines(
+    x,
+    unit,
+    turn,
+    n,
+    kept,
+    along,
+    reduced,
+    ROWS: tl.constexpr,
+    POINT_TYPE: tl.constexpr,
+    TURNS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """(x, offsets in x, numbers, which exist, elements of each) of the ROWS lines of group ``unit``, of which every
+    TURNS-th element is read, from the ``turn``-th on.
+
+    The stride of these, that of ``reduced``, is a multiple of SHIFT, the elements of a vector. A group has the lines of
+    whole vectors, so that the first and the last may have fewer.
+    """
+    blocks = tl.cdiv(along[0] + SHIFT - 1, ROWS)
+    point = (unit // blocks).to(POINT_TYPE)
+    place = (unit % blocks).to(POINT_TYPE) * ROWS + tl.arange(0, ROWS)
+    x, origin = vectored(x, offset_of(point, kept, 1) + turn * (reduced[0][1] // TURNS), SHIFT, ALIGNED)
+    skipped = origin % SHIFT
+    lane = place - skipped.to(POINT_TYPE)
+    inside = (lane >= 0) & (lane < along[0])
+    x_at = origin - skipped + neighbours(place, along[0] + skipped.to(POINT_TYPE), SHIFT)
+    x_at = tl.max_contiguous(tl.multiple_of(x_at, SHIFT), SHIFT)
+    return x, x_at, point * along[0] + lane, inside, (n - turn + TURNS - 1) // TURNS
+
+
+@jit
 def reduce_kernel(
     x,
     out,
@@ -157,18 +257,26 @@ def reduce_kernel(
     SHIFT: tl.constexpr,
     ONCE: tl.constexpr,
     ALIGNED: tl.constexpr,
+    SINGLE: tl.constexpr,
+    FULL: tl.constexpr,
     AHEAD: tl.constexpr,
+    GROUP: tl.constexpr,
+    ALL: tl.constexpr,
+    PIECE: tl.constexpr,
+    TURNS: tl.constexpr,
     POINT_TYPE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """out[r] = finish(accumulate over k of map(x[r, k])); if ``chunks`` > 1, the accumulators of each chunk instead.
+    """out[r] = finish(accumulate over k of map(x[r, k])); with ``chunks``, the accumulators of each chunk instead.
 
     x: any element, at offset kept[r] + reduced[k]; out: [lanes] of RESULT; second: [lanes], or None, see
     ``store_second``; firsts, seconds: [lanes, chunks] of accumulators, or None. A program reduces one chunk of ROWS
     lines with BLOCK accumulators a line, each over every BLOCK-th element, which are merged at the end. BESIDE: see
     ``neighbours``; FLAT: ``flat_lines``. AHEAD: a block is loaded before the previous one is accumulated.
+    GROUP: so many blocks are loaded before the first of them is accumulated; ALL: lines have no other blocks. PIECE:
+    lines have several dimensions, and consist of whole blocks that lie within the innermost, which is contiguous.
 
     SHIFT = 1: lines are read from their first element on. SHIFT > 1, with ROWS = 1: vectors of SHIFT elements are
     aligned, and a line may begin at any element of one. It is read from that vector on: element k of a line that begins
@@ -178,16 +286,29 @@ def reduce_kernel(
     ONCE: a line has fewer than BLOCK elements, whose order does not matter. All are read at once, in whole vectors;
     none is moved back, and SHIFT only says where lines begin.
 
+    SINGLE: lines have one block, which they fill if FULL.
+
+    TURNS > 1: lines lie side by side, and the rows that hold one element of each begin between vectors, but every
+    TURNS-th at the same distance from one. A chunk has elements of such rows only: see ``turned_lines``. BESIDE is then
+    the elements of a vector.
+
     rows, size: where a line consists of contiguous rows, the dimensions along which these lie, and the elements of one;
     a chunk then has whole rows. Each is read as such a line, but its accumulators are not moved back.
     """
     begin(OVERLAPS)
-    x_at, out_at, second_at, number, inside = lines_of(
-        tl.program_id(0) // chunks, lanes, outer, kept, along, ACROSS, ROWS, POINT_TYPE, BESIDE, FLAT
-    )
-    part = tl.program_id(0) % chunks
-    first = part.to(n.dtype) * chunk
-    length = tl.minimum(n - first, chunk)
+    group, part, first, chunk = chunk_of(n, chunk, chunks)
+    if TURNS > 1:
+        x, x_at, number, inside, count = turned_lines(
+            x, group, part % TURNS, n, kept, along, reduced, ROWS, POINT_TYPE, TURNS, BESIDE, ALIGNED
+        )
+        first = (part // TURNS).to(n.dtype) * chunk
+        count = tl.maximum(count, first)
+    else:
+        x_at, out_at, second_at, number, inside = lines_of(
+            group, lanes, outer, kept, along, ACROSS, ROWS, POINT_TYPE, BESIDE, FLAT
+        )
+        count = n
+    length = tl.minimum(count - first, chunk)
     col = tl.arange(0, BLOCK)
     a = tl.full((ROWS, BLOCK), IDENTITY, COMPUTE)
     if KIND == ENDS:
@@ -243,8 +364,16 @@ def reduce_kernel(
         a = tl.gather(tl.reshape(a, (BLOCK,)), turn, 0)[None, :]
         if KIND == EXPONENTIALS or KIND == ENDS:
             b = tl.gather(tl.reshape(b, (BLOCK,)), turn, 0)[None, :]
+    elif SINGLE:
+        live = None if FULL else (col < n)[None, :]
+        v = taken(x, x_at, first, col, reduced, live, order, MAP, COMPUTE, UNIT, VECTOR)
+        if KIND != MOMENTS and KIND != EXPONENTIALS:
+            a, b = step_of(a, b, v, live, 1, KIND, IDENTITY)
     else:
-        if AHEAD:
+        if ALL:
+            values = several(x, x_at, first, col, reduced, order, MAP, COMPUTE, UNIT, VECTOR, PIECE, GROUP)
+            a, b = group_of(a, b, values, 0, KIND, IDENTITY)
+        elif AHEAD:
             if whole > 0:
                 v = taken(x, x_at, first, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR)
                 for step in range(1, whole):
@@ -254,21 +383,29 @@ def reduce_kernel(
                     v = following
                 a, b = step_of(a, b, v, None, whole, KIND, IDENTITY)
         else:
-            for step in range(whole):
+            grouped = whole // GROUP * GROUP if GROUP > 1 else 0
+            for step in range(0, grouped, GROUP):
                 start = first + step * BLOCK
-                v = taken(x, x_at, start, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR)
+                values = several(x, x_at, start, col, reduced, order, MAP, COMPUTE, UNIT, VECTOR, PIECE, GROUP)
+                a, b = group_of(a, b, values, step, KIND, IDENTITY)
+            for step in range(grouped, whole):
+                start = first + step * BLOCK
+                v = taken(x, x_at, start, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR, PIECE)
                 a, b = step_of(a, b, v, None, step + 1, KIND, IDENTITY)
-        if whole * BLOCK < length:
+        if not ALL and not PIECE and whole * BLOCK < length:
             start = first + whole * BLOCK
-            live = (col < n - start)[None, :]
+            live = (col < count - start)[None, :]
             v = taken(x, x_at, start, col, reduced, live, order, MAP, COMPUTE, UNIT, VECTOR)
             a, b = step_of(a, b, v, live, whole + 1, KIND, IDENTITY)
     if (KIND == ARGMAX or KIND == ARGMIN) and not ONCE:
         b = first + b.to(n.dtype) * BLOCK + col[None, :]
-    # Two divisions for all accumulators, which have ``whole`` elements or one more.
-    has_more, fewer, more = (col < length - whole * BLOCK)[None, :], whole.to(COMPUTE), (whole + 1).to(COMPUTE)
-    share = tl.where(has_more, more / length.to(COMPUTE), fewer / length.to(COMPUTE))
-    a, b = folded(a, b, tl.where(has_more, more, fewer), share, KIND)
+    if SINGLE and (KIND == MOMENTS or KIND == EXPONENTIALS):
+        a, b = folded_elements(v, live, n.to(COMPUTE), KIND)
+    else:
+        # Two divisions for all accumulators, which have ``whole`` elements or one more.
+        has_more, fewer, more = (col < length - whole * BLOCK)[None, :], whole.to(COMPUTE), (whole + 1).to(COMPUTE)
+        share = tl.where(has_more, more / length.to(COMPUTE), fewer / length.to(COMPUTE))
+        a, b = folded(a, b, tl.where(has_more, more, fewer), share, KIND)
     if firsts is None:
         tl.store(out + out_at, finished(a, b, n.to(COMPUTE), correction, order, FINISH).to(RESULT), mask=inside)
         if second is not None:
