@@ -47,6 +47,7 @@ from triplan.backends.triton.reductions.limits import (
     MOST_LINES,
     NARROW_BUSY,
     NARROW_CHUNK,
+    NARROW_REGISTERS,
     ODD_ACROSS_BYTES,
     ODD_HELD,
     ODD_WARPS,
@@ -339,14 +340,18 @@ class Plan(Loads):
         registers of i64 and their positions, and lets narrow loads wait for each other, so that few programs take two
         to three times as long (drawn problems on an H200). But occupancy hides the latency of many programs: with the
         limit, sums of many odd rows or columns take longer. Lines of scattered elements have up to twice SCATTERED
-        programs, which seldom need all registers: for so many the limit still helps.
+        programs, which seldom need all registers: for so many the limit still helps. Columns of 4 or 8 bytes have few
+        more than ptxas would take, with which all loads of a block are issued before it is accumulated.
         """
         spilled = self.kind.accumulates in POSITIONS and self.compute is ElementKind.I64
         narrow = self._aligned() < 16 and self._shift(self.tile) == 1 and not self.once
         extremum = self.kind.accumulates in EXTREMA and self.tile.warps >= WARPS
         scattered = not (self.unit or self.own or self.rowed) and self.across is None and self.tile.rows == 1
         few = self.groups() * self.chunks <= (2 * SCATTERED if scattered else RESIDENT)
-        return MAX_THREAD_REGISTERS if spilled or (narrow and (extremum or few)) else None
+        if spilled or (narrow and (extremum or few)):
+            return MAX_THREAD_REGISTERS
+        beside = narrow and self.across is not None and self.tree is None
+        return NARROW_REGISTERS if beside and self.x.element.itemsize >= 4 and self.tile.warps == WARPS else None
 
     def taken(self, kernel: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         """Those of ``given`` that ``kernel`` takes."""
