@@ -14,7 +14,7 @@ from replaying import replays_on_cpu
 import triplan as tp
 import triplan.functional as F  # noqa: N812
 import triplan.nn
-from triplan.backends.triton.batch_norm.channels import joined
+from triplan.backends.triton.batch_norm.channels import divided_images
 from triplan.testing import check_plan, descriptors
 
 Tensor = torch.Tensor
@@ -296,14 +296,14 @@ def test_rows_are_vectors_of_pixels(
 def test_how_many_pixels_are_a_vector(element: str, pixels: int, alignment: int, vector: int) -> None:
     desc = tp.BatchNormDescriptor(batch=8, channels=64, pixels=pixels, element=element)
     images = {o.name: tp.Layout(alignment=alignment) for o in desc.operands() if len(o.shape) == 3}
-    assert joined(desc.replace(layouts=images)).vector == vector
+    assert divided_images(desc.replace(layouts=images)).vector == vector
 
 
 @pytest.mark.parametrize(("channels", "pixels"), [(2**26 + 1, 8), (2**28 - 1, 1)])
 def test_columns_of_several_pixels_are_counted_in_32_bits(channels: int, pixels: int) -> None:
     desc = tp.BatchNormDescriptor(batch=4000, channels=channels, pixels=1, element="bf16")
     aligned = {o.name: tp.Layout(alignment=16) for o in desc.operands() if len(o.shape) == 3}
-    assert joined(desc.replace(layouts=aligned)).pixels == pixels
+    assert divided_images(desc.replace(layouts=aligned)).pixels == pixels
 
 
 def check_channels(op: str, fields: dict[str, Any], where: str, kernel: str | None, sizes: tuple[int, ...]) -> None:

@@ -27,8 +27,8 @@ ELEMENTS = ("f16", "bf16", "f32", "f64")
 MOST = 2**30
 #: Bytes of an operand that a program holds at a time: 32 for each of its threads. Untuned.
 TILE_BYTES, WARPS = 8192, 8
-#: Bytes of neighbouring channels of a tile, where they are adjacent; and where all elements of several pixels are (see
-#: ``joined``). Untuned.
+#: Bytes of neighbouring channels of a tile, where they are adjacent (chosen on an H200, by runs that are not published);
+#: and where all elements of several pixels are (see ``joined``; untuned).
 CHANNEL_BYTES, JOINED_BYTES = 128, 256
 #: Programs that sum: for each multiprocessor of an H200 as many as its registers hold, four forward and three backward,
 #: where a program has numbers of many channels, so that all run at once. One number for all targets: tolerances depend
@@ -37,7 +37,7 @@ PROGRAMS_FORWARD, PROGRAMS_BACKWARD = 528, 396
 #: Programs at most that share one block of columns. Untuned.
 MOST_PARTS = 512
 #: Warps of a program that writes results of many channels: a thread reads their numbers for 64 bytes of an operand.
-#: Untuned.
+#: Chosen in the same runs as CHANNEL_BYTES.
 APPLY_WARPS = 4
 #: Bytes of a row of ``in_vectors`` at least. Untuned.
 VECTOR_BYTES = 8
@@ -142,23 +142,18 @@ def in_vectors(desc: ImagesProblem, found: Geometry) -> Geometry:
     return Geometry(False, rows, height, vector, warps, desc.channels, 1, groups, each, parts, vector=vector)
 
 
-@fact
-def joined(desc: BatchNormProblem) -> Geometry:
-    """``geometry`` or, of packed images, ``in_vectors``; but several pixels are one row where channels are adjacent and
-    do not fill whole vectors.
+def joined(desc: BatchNormProblem, found: Geometry) -> Geometry:
+    """``found``, of packed images whose channels are adjacent; but several pixels are one row where channels do not
+    fill whole vectors.
 
     A row of images [rows, channels] may then begin between two vectors; those of [rows / pixels, pixels * channels]
     begin at one.
     """
-    found, images = geometry(desc), [o for o in desc.operands() if len(o.shape) == 3]
-    packed = all(o.layout.packed for o in images)
-    if desc.pixels > 1:
-        return in_vectors(desc, found) if packed else found
-    aligned = min(16, *(o.alignment for o in images)) // desc.element.itemsize
+    aligned = min(16, *(o.alignment for o in desc.operands() if len(o.shape) == 3)) // desc.element.itemsize
     vector = max(aligned // power_of_two_in(max(desc.channels, 1)), 1)
     width = JOINED_BYTES // desc.element.itemsize
     few = desc.channels < max(JOINED_LEAST * width, 2)
-    if vector == 1 or few or not packed:
+    if vector == 1 or few:
         return found
 
     def blocks(pixels: int) -> int:
@@ -175,6 +170,15 @@ def joined(desc: BatchNormProblem) -> Geometry:
     if each < 2:  # few rows are already many programs'
         return found
     return Geometry(True, rows, height, width, WARPS, blocks(pixels), pixels, groups, each, parts, pixels)
+
+
+@fact
+def divided_images(desc: BatchNormProblem) -> Geometry:
+    """How ``channels`` divides images: rows of packed ones are whole vectors, where that is possible."""
+    found = geometry(desc)
+    if not all(o.layout.packed for o in desc.operands() if len(o.shape) == 3):
+        return found
+    return in_vectors(desc, found) if desc.pixels > 1 else joined(desc, found)
 
 
 def supports(desc: BatchNormProblem, target: Target) -> Support:
@@ -204,7 +208,7 @@ def workspace(desc: BatchNormProblem, target: Target) -> int:
         return 0
     means = isinstance(desc, BatchNormBackwardDescriptor) and desc.training
     width = padded_bytes(desc.channels * desc.element.compute.itemsize)
-    return 2 * (array(desc, joined(desc)) + (width if means else 0))
+    return 2 * (array(desc, divided_images(desc)) + (width if means else 0))
 
 
 def guarantee(desc: BatchNormProblem) -> Mapping[str, PrecisionGuarantee]:
@@ -212,7 +216,7 @@ def guarantee(desc: BatchNormProblem) -> Mapping[str, PrecisionGuarantee]:
     are of deviations from those; both are merged by their depth. *Sums*: one rounding an addition. Products, quotients
     and the root come once. Without sums an element depends on its channel's numbers alone.
     """
-    return channels_guarantee(desc, joined(desc).depth)
+    return channels_guarantee(desc, divided_images(desc).depth)
 
 
 def channels_guarantee(desc: BatchNormProblem, depth: int) -> Mapping[str, PrecisionGuarantee]:
@@ -297,7 +301,7 @@ def summing(desc: ImagesProblem, found: Geometry, which: Any, merge: Any, given:
 def build(desc: BatchNormProblem, target: Target) -> list[Launch]:
     if desc.channels == 0:
         return []
-    found, compute = joined(desc), desc.element.compute
+    found, compute = divided_images(desc), desc.element.compute
     given = arguments(desc, found)
     back = isinstance(desc, BatchNormBackwardDescriptor)
     launches = []
