@@ -66,16 +66,21 @@ def flat_block(out: Operand, item: int) -> int:
     return min(elements(out, item), EACH * THREADS)
 
 
-def is_flat(desc: MoveDescriptor) -> bool:
-    """Whether elements of a packed result are numbered regardless of rows.
+def _is_flat_triangle(desc: MoveDescriptor) -> bool:
+    """Whether elements of a triangle are numbered regardless of rows: short ones would leave lanes idle."""
+    packed = all(desc.operand(name).layout.packed for name in ("x", "out"))
+    return desc.op in ("tril", "triu") and packed and _idle(desc) > FLAT_IDLE
 
-    Those of a triangle, if short rows would leave lanes idle. Of other ops, if vectors cannot be loaded or stored along
-    rows, and rows are whole words, elements are narrow (of one byte only flips and short rows), rows leave lanes idle
-    or x is not contiguous along them.
+
+def is_flat(desc: MoveDescriptor) -> bool:
+    """Whether elements of a packed result, which is no triangle, are numbered regardless of rows.
+
+    They are if vectors cannot be loaded or stored along rows, and one of these holds: rows are whole words of 4 bytes;
+    elements are narrow (of one byte only in flips and short rows); rows leave lanes idle; x is not contiguous along
+    them.
     """
     if desc.op in ("tril", "triu"):
-        packed = all(desc.operand(name).layout.packed for name in ("x", "out"))
-        return packed and _idle(desc) > FLAT_IDLE
+        return False
     size = 1
     for dim in reversed(geometry.dims(desc)):
         if dim.size > 1 and dim.out != size:
@@ -136,7 +141,7 @@ def applies(desc: MoveDescriptor, target: Target) -> Support:
 
 def rank(desc: MoveDescriptor, target: Target) -> float:
     slowdown = _slowdown(desc) * (1 + IDLE * max(_idle(desc), 0))
-    if is_flat(desc) and desc.op not in ("tril", "triu"):
+    if is_flat(desc):
         slowdown = FLAT_SLOWDOWN
     return geometry.bytes_us(desc, slowdown)
 
@@ -153,9 +158,9 @@ def rows(desc: MoveDescriptor, target: Target) -> list[Launch]:
     if desc.operand("out").numel == 0:
         return []
     *outer, inner = geometry.dims(desc) or (geometry.BLANK,)
-    if is_flat(desc) and desc.op not in ("tril", "triu"):
-        return [_flat(desc)]
     if is_flat(desc):
+        return [_flat(desc)]
+    if _is_flat_triangle(desc):
         wide, out = geometry.is_wide(desc), desc.operand("out")
         block = elements(out, out.element.itemsize)
         args = {name: arg for name, arg in geometry.base_args(desc).items() if name != "value"}
