@@ -57,6 +57,8 @@ def rows_kernel(
 def _wrapped(
     inputs, scalars, outputs, point, live, row, column, columns, FUNCTION, ROWS_VARY, COLUMNS_VARY, VECTOR,
 ):  # fmt: skip
+    """A block of ``wrapped_kernel``: vectors [BLOCK // VECTOR, VECTOR] that begin at ``point``, in rows ``row`` at
+    columns ``column``, all [BLOCK // VECTOR]. live: where not None, the number of elements that exist."""
     lane = tl.arange(0, VECTOR)[None, :]
     places = point[:, None] + lane
     if live is not None:

@@ -10,14 +10,15 @@ from triplan.descriptors import RandomDescriptor
 from triplan.descriptors.random import READING
 from triplan.sku import Support, Target
 
-#: Blocks per program at most, and programs from which on they are several: some waves remain. Chosen by hand from a
-#: few on an H200, as what loops and the registers of those that read.
+#: Blocks of a program at most, and the fewest programs of several blocks, so that they are many waves. Chosen on an
+#: H200, by runs that are not published, as was what ``_blocks`` leaves out.
 BLOCKS, PROGRAMS = 8, 4096
+#: Registers of a thread that reads and has several blocks. Chosen in the same runs.
 LOOPED_REGISTERS = 64
 
 
 def _blocks(desc: RandomDescriptor) -> int:
-    """Words of 64 bits, and reads of wider elements than 16 bits, gain nothing by a loop."""
+    """Blocks of a program. Words of 64 bits, and reads of elements wider than 16 bits, gain nothing by several."""
     if desc.is_wide or (desc.op in READING and desc.operand("out").element.itemsize > 2):
         return 1
     most = desc.operand("out").numel // (block_of(desc) * PROGRAMS)

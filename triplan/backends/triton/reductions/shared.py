@@ -435,7 +435,7 @@ class Plan(Loads):
             "BLOCK": tile.block,
         }
 
-    # --- what is promised ---
+    # --- the second launch, and costs ---
 
     def merging(self) -> Tile:
         """(lines, chunks) that a program of the second launch merges at a time."""
