@@ -27,8 +27,8 @@ ELEMENTS = ("f16", "bf16", "f32", "f64")
 MOST = 2**30
 #: Bytes of an operand that a program holds at a time: 32 for each of its threads. Untuned.
 TILE_BYTES, WARPS = 8192, 8
-#: Bytes of neighbouring channels of a tile, where they are adjacent (chosen on an H200, by runs that are not published);
-#: and where all elements of several pixels are (see ``joined``; untuned).
+#: Bytes of neighbouring channels of a tile, where they are adjacent: chosen on an H200, by runs that are not published.
+#: And where all elements of several pixels are (see ``joined``): untuned.
 CHANNEL_BYTES, JOINED_BYTES = 128, 256
 #: Programs that sum: for each multiprocessor of an H200 as many as its registers hold, four forward and three backward,
 #: where a program has numbers of many channels, so that all run at once. One number for all targets: tolerances depend
