@@ -71,7 +71,7 @@ def _matrices(tensors: Sequence[Tensor], dim: int) -> list[Tensor] | None:
     """``tensors`` as matrices, whose columns are the positions along ``dim`` and the axes after it.
 
     None if dtypes differ, if the columns are not contiguous, if the rows are not equally far apart, or are many of few
-    bytes.
+    bytes, unless all tensors are packed and all their rows short.
     """
     if any(t.dtype is not tensors[0].dtype for t in tensors):
         return None
