@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from triplan.backends.runtime.launch import Arg, Float, Int, Launch, Ptr, Scalar, Stride, power_of_two_in
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
-from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
+from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US, MAX_THREAD_REGISTERS
 from triplan.backends.triton.common.fill import fill_launch
 from triplan.backends.triton.common.offsets import I32_LIMIT, TL, bits, ceil_power, extent_int, layout, values
 from triplan.backends.triton.common.tiles import fits_grid
@@ -224,7 +224,10 @@ def tiles(desc: AnyRotaryDescriptor, target: Target, owners: Arg = None) -> list
         # As many as of a head of q, for which the tile is chosen.
         "COLUMNS": 0 if cache is None else min(ceil_power(v_dim), ceil_power(length)),
     }
-    return [*before, Launch(kernels.rotary_kernel, blocks * groups, args, constants, num_warps=tile.warps)]
+    # (ptxas would spill a few, to fit one more program on a multiprocessor.)
+    most = MAX_THREAD_REGISTERS if desc.normed and rest else None
+    grid = blocks * groups
+    return [*before, Launch(kernels.rotary_kernel, grid, args, constants, num_warps=tile.warps, max_registers=most)]
 
 
 for _op, _version in (("rotary", 2), ("normed_rotary", 3), ("cached_rotary", 3)):
