@@ -32,8 +32,8 @@ WARPS = 4
 #: The longest head, in elements: a program holds whole heads.
 MOST_ELEMENTS = 4096
 #: Roundings of each of the two products of a result, by whether the kernel computes the angles. False (tables): the
-#: product and the sum. True: also the scale, and 4 for cosf or sinf, which are within 2 units in the last place ("CUDA
-#: C++ Programming Guide", mathematical functions).
+#: product and the sum. True: also the scale, and 4 for cos or sin, which are within 2 units in the last place: those of
+#: f64 by "CUDA C++ Programming Guide", mathematical functions; of f32 by the errors of reduction and polynomials.
 ROUNDINGS = {False: 2, True: 4 + 3}
 #: The operands that are tensors of heads, and are rotated.
 TENSORS = ("q", "q_out", "k", "k_out", "k_cache")
