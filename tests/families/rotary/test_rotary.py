@@ -97,6 +97,19 @@ def test_drawn_shapes_and_layouts(where: str, kernel: str | None, element: str, 
     check_plan(tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel)))
 
 
+@pytest.mark.parametrize(("where", "kernel"), places("tiles"))
+@pytest.mark.parametrize("largest", [20, 31, 127])
+def test_cos_and_sin_of_angles_of_every_size(largest: int, where: str, kernel: str | None) -> None:
+    """Of a head of ones and zeros. Angles up to 2^30 are reduced otherwise than those beyond."""
+    g = torch.Generator().manual_seed(largest)
+    exponents = torch.linspace(-20, largest, 64, dtype=torch.float64) + torch.rand(64, generator=g)
+    given = {"positions": torch.tensor([[1, -1, 3]]), "inv_freq": exponents.exp2().clamp(max=1e38).float()}
+    given["q"] = torch.cat((torch.ones(1, 3, 1, 64), torch.zeros(1, 3, 1, 64)), -1)
+    desc = tp.RotaryDescriptor(q_shape=(1, 3, 1, 128), positions=True, element="f32")
+    plan = tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel))
+    check_plan(plan, passes=("unit",), given=given)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("pairs", ["half", "interleaved"])
 def test_large_heads_tables_and_positions(pairs: Any) -> None:

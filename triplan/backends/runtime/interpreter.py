@@ -139,7 +139,8 @@ def _repair() -> None:
     interpreter.InterpreterBuilder.create_dot = create_dot
 
     def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
-        found = x.data.astype(np.float64) * y.data + z.data  # numpy would round the product to f32
+        wide = np.longdouble if z.data.dtype == np.float64 else np.float64  # numpy would round the product
+        found = x.data.astype(wide) * y.data + z.data
         return interpreter.TensorHandle(found.astype(z.data.dtype), z.dtype.scalar)
 
     interpreter.InterpreterBuilder.create_fma = create_fma

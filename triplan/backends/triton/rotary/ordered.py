@@ -48,7 +48,7 @@ def _meet(desc: CachedRotaryDescriptor) -> bool:
 @kernel(
     op="cached_rotary",
     name="ordered",
-    version=2,
+    version=3,
     elements=("f16", "bf16", "f32", "f64"),
     index_elements=("i32", "i64"),
     guarantee=guarantee,

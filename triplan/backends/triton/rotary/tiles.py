@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from triplan.backends.runtime.launch import Arg, Float, Int, Launch, Ptr, Scalar, Stride, power_of_two_in
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
-from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
+from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US, MAX_THREAD_REGISTERS
 from triplan.backends.triton.common.fill import fill_launch
 from triplan.backends.triton.common.offsets import I32_LIMIT, TL, bits, ceil_power, extent_int, layout, values
 from triplan.backends.triton.common.tiles import fits_grid
@@ -29,16 +29,11 @@ from triplan.sku import Duplicates, ElementKind, PrecisionGuarantee, Support, Ta
 #: of f64, which take twice the registers.
 HEADS = 4
 WARPS = 4
-#: Heads that a program which computes angles rotates, one tile after the other: angles of one tile alone took as long
-#: as everything else. Untuned.
-ANGLE_HEADS = 8
-#: Warps per multiprocessor that saturate memory. Untuned.
-ENOUGH_WARPS = 32
 #: The longest head, in elements: a program holds whole heads.
 MOST_ELEMENTS = 4096
 #: Roundings of each of the two products of a result, by whether the kernel computes the angles. False (tables): the
-#: product and the sum. True: also the scale, and 4 for cosf or sinf, which are within 2 units in the last place ("CUDA
-#: C++ Programming Guide", mathematical functions).
+#: product and the sum. True: also the scale, and 4 for cos or sin, which are within 2 units in the last place: those of
+#: f64 by "CUDA C++ Programming Guide", mathematical functions; of f32 by the errors of reduction and polynomials.
 ROUNDINGS = {False: 2, True: 4 + 3}
 #: The operands that are tensors of heads, and are rotated.
 TENSORS = ("q", "q_out", "k", "k_out", "k_cache")
@@ -116,7 +111,7 @@ def numerics(desc: AnyRotaryDescriptor) -> str | None:
 
 def numerics_of(desc: AnyRotaryDescriptor) -> str:
     """What the bits of a head depend on, if it is the only one that is written where it is."""
-    name = f"{desc.op}.{desc.element}.{'angles' if desc.table_rows is None else 'table'}.v1"
+    name = f"{desc.op}.{desc.element}.{'angles.v2' if desc.table_rows is None else 'table.v1'}"
     if not isinstance(desc, NormedRotaryDescriptor):
         return name
     # The order of a sum depends on which elements a thread loads together, and so on the promised layouts.
@@ -128,7 +123,7 @@ def numerics_of(desc: AnyRotaryDescriptor) -> str:
         if o.name in TENSORS
     ]
     tile = _tile(desc)
-    return f"{name}.{desc.pairs}.{tile.tokens}x{tile.heads}w{tile.warps}.{','.join(promises)}"
+    return f"{name}.norm.v2.{desc.pairs}.{tile.tokens}x{tile.heads}w{tile.warps}.{','.join(promises)}"
 
 
 def _tile(desc: AnyRotaryDescriptor) -> Tile:
@@ -146,14 +141,6 @@ def _tile(desc: AnyRotaryDescriptor) -> Tile:
 
 def _blocks(desc: AnyRotaryDescriptor, tile: Tile) -> int:
     return -(-desc.q_shape[0] * desc.q_shape[1] // tile.tokens)
-
-
-def _tiles(desc: AnyRotaryDescriptor, tile: Tile, target: Target) -> int:
-    """Tiles of heads that a program rotates. One with tables. With computed angles, which take as long as rotating a
-    few tiles, several; but one if there are too few tokens to keep the card busy with that."""
-    most = min(ANGLE_HEADS // tile.heads, -(-max(desc.q_shape[2], desc.k_heads or 0, 1) // tile.heads))
-    warps = _blocks(desc, tile) * tile.warps * -(-desc.q_shape[2] // (tile.heads * most))
-    return 1 if desc.table_rows is not None or warps < target.sm_count * ENOUGH_WARPS else most
 
 
 def tensor(o: Operand | None) -> Arg:
@@ -181,8 +168,8 @@ def tiles(desc: AnyRotaryDescriptor, target: Target, owners: Arg = None) -> list
     before = [] if status is None else [fill_launch(status, 1, NO_BAD_INDEX)]
     batch, sequence, q_heads, length = desc.q_shape
     tile = _tile(desc)
-    blocks, each = _blocks(desc, tile), tile.heads * _tiles(desc, tile, target)
-    q_groups, k_groups = -(-q_heads // each), -(-(desc.k_heads or 0) // each)
+    blocks = _blocks(desc, tile)
+    q_groups, k_groups = -(-q_heads // tile.heads), -(-(desc.k_heads or 0) // tile.heads)
     turned = max(q_groups + k_groups, 1)  # (status needs no heads, only positions)
     groups = turned + (k_groups if _columns(desc) else 0)
     if not blocks or (status is None and not (q_heads or desc.k_heads)):
@@ -214,7 +201,6 @@ def tiles(desc: AnyRotaryDescriptor, target: Target, owners: Arg = None) -> list
         "groups": Int(groups),
         "q_groups": Int(q_groups),
         "turned": None if cache is None else Int(turned),
-        "tiles": Int(each // tile.heads),
         "sign": Float(-1.0 if getattr(desc, "inverse", False) else 1.0, compute),
         "scale": Scalar("scale", compute, 1) if desc.table_rows is None else None,
         "eps": None if isinstance(desc, RotaryDescriptor) or desc.eps is None else Float(desc.eps, compute),
@@ -238,10 +224,13 @@ def tiles(desc: AnyRotaryDescriptor, target: Target, owners: Arg = None) -> list
         # As many as of a head of q, for which the tile is chosen.
         "COLUMNS": 0 if cache is None else min(ceil_power(v_dim), ceil_power(length)),
     }
-    return [*before, Launch(kernels.rotary_kernel, blocks * groups, args, constants, num_warps=tile.warps)]
+    # (ptxas would spill a few, to fit one more program on a multiprocessor.)
+    most = MAX_THREAD_REGISTERS if desc.normed and rest else None
+    grid = blocks * groups
+    return [*before, Launch(kernels.rotary_kernel, grid, args, constants, num_warps=tile.warps, max_registers=most)]
 
 
-for _op, _version in (("rotary", 1), ("normed_rotary", 2), ("cached_rotary", 2)):
+for _op, _version in (("rotary", 2), ("normed_rotary", 3), ("cached_rotary", 3)):
     kernel(
         op=_op,
         name="tiles",
