@@ -17,6 +17,7 @@ from triplan.backends.triton.reductions.shared_kernels import (
     ENDS,
     EXPONENTIALS,
     MOMENTS,
+    accumulator_at,
     chunk_of,
     element_of,
     finished,
@@ -264,6 +265,7 @@ def reduce_kernel(
     ALL: tl.constexpr,
     PIECE: tl.constexpr,
     TURNS: tl.constexpr,
+    LANES_BESIDE: tl.constexpr,
     POINT_TYPE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -274,9 +276,10 @@ def reduce_kernel(
     x: any element, at offset kept[r] + reduced[k]; out: [lanes] of RESULT; second: [lanes], or None, see
     ``store_second``; firsts, seconds: [lanes, chunks] of accumulators, or None. A program reduces one chunk of ROWS
     lines with BLOCK accumulators a line, each over every BLOCK-th element, which are merged at the end. BESIDE: see
-    ``neighbours``; FLAT: ``flat_lines``. AHEAD: a block is loaded before the previous one is accumulated.
-    GROUP: so many blocks are loaded before the first of them is accumulated; ALL: lines have no other blocks. PIECE:
-    lines have several dimensions, and consist of whole blocks that lie within the innermost, which is contiguous.
+    ``neighbours``; FLAT: ``flat_lines``; LANES_BESIDE: ``accumulator_at``. AHEAD: a block is loaded before the previous
+    one is accumulated. GROUP: so many blocks are loaded before the first of them is accumulated; ALL: lines have no
+    other blocks. PIECE: lines have several dimensions, and consist of whole blocks that lie within the innermost, which
+    is contiguous.
 
     SHIFT = 1: lines are read from their first element on. SHIFT > 1, with ROWS = 1: vectors of SHIFT elements are
     aligned, and a line may begin at any element of one. It is read from that vector on: element k of a line that begins
@@ -411,7 +414,7 @@ def reduce_kernel(
         if second is not None:
             store_second(second + second_at, a, b, inside, KIND)
     else:
-        at = number.to(tl.int64) * chunks + part
+        at = accumulator_at(number, part, lanes, chunks, LANES_BESIDE)
         tl.store(firsts + at, a, mask=inside)
         if seconds is not None:
             tl.store(seconds + at, b, mask=inside)
