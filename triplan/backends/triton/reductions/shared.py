@@ -426,6 +426,7 @@ class Plan(Loads):
             "FULL": self.n == tile.block,
             "AHEAD": self._ahead(tile),
             "GROUP": group,
+            "STAGES": 0,
             "ALL": 1 < group == self.n // tile.block and self.n % tile.block == 0 and self.chunks == 1,
             "PIECE": self._in_pieces(tile),
             "TURNS": self.turns,
