@@ -162,7 +162,7 @@ def reductions(
                 rank=rank,
                 numerics=lambda desc: numerics(plan_of(desc), name),
                 priority=priority,
-                version=7,  # lines in registers and groups of blocks take two passes
+                version=8,  # chunks of columns are merged in the order of their lanes
                 layout=layout,
                 **({} if workspace is None else {"workspace": workspace}),
             )(build)

@@ -9,6 +9,7 @@ from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.reductions.shared_kernels import (
     PLAIN,
+    accumulator_at,
     beside_lines,
     chunk_of,
     element_of,
@@ -118,6 +119,7 @@ def reduce_expression_kernel(
     ROW_STEPS: tl.constexpr,
     COLUMN_STEPS: tl.constexpr,
     VECTORS: tl.constexpr,
+    LANES_BESIDE: tl.constexpr,
     POINT_TYPE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -128,7 +130,7 @@ def reduce_expression_kernel(
     inputs: any elements; input i is at offset kept[r] + reduced[k] by the strides i + 1 of the dimensions, and varies
     along r and k as ROW_STEPS[i] and COLUMN_STEPS[i] say: what does not is loaded as a vector or a number. out: [lanes]
     of RESULT; firsts: [lanes, chunks] of COMPUTE, or None. The tiles are those of ``reduce_kernel``.
-    Offsets of lines beyond the last, BESIDE and FLAT: see ``lines_of``.
+    Offsets of lines beyond the last, BESIDE and FLAT: see ``lines_of``; LANES_BESIDE: ``accumulator_at``.
     """
     begin(OVERLAPS)
     group, part, first, chunk = chunk_of(n, chunk, chunks)
@@ -170,4 +172,5 @@ def reduce_expression_kernel(
                 out_at += lane if along[len(inputs) + 1] is None else lane * along[len(inputs) + 1]
         tl.store(out + out_at, finished(a, a, n.to(COMPUTE), 0, 0, FINISH).to(RESULT), mask=inside)
     else:
-        tl.store(firsts + number.to(tl.int64) * chunks + part, a, mask=inside)
+        at = accumulator_at(number, part, lanes, chunks, LANES_BESIDE)
+        tl.store(firsts + at, a, mask=inside)

@@ -82,8 +82,12 @@ BUSY = 1024
 #: RESIDENT programs have some: shorter chunks read little beside the accumulators that they write. Chosen on an H200,
 #: by runs that are not published.
 NARROW_BUSY, NARROW_CHUNK = 2048, 192
-#: Registers of a thread that loads 4 or 8 bytes of columns at a time. Untuned: by the machine code alone.
-NARROW_REGISTERS = 80
+#: Accumulators that a program merges are beside those of the same chunk where it merges at least so many lines: these
+#: fill sectors of 32 bytes.
+SECTOR_LANES = 8
+#: Registers of a thread that loads 4 or 8 bytes of columns at a time: with more, an H200 does not hold BUSY programs of
+#: WARPS at a time, and the last few run by themselves.
+NARROW_REGISTERS = 64
 #: Programs that are all resident on an H200 even if their threads take all registers: two a multiprocessor.
 RESIDENT = 264
 #: Blocks of a chunk at least, if lines are reduced side by side, by WARPS and by LONE_WARPS. Untuned.

@@ -58,6 +58,7 @@ from triplan.backends.triton.reductions.limits import (
     OWN_LINES,
     RESIDENT,
     SCATTERED,
+    SECTOR_LANES,
     STEP,
     THREAD_BYTES,
     TURNED_BYTES,
@@ -341,7 +342,8 @@ class Plan(Loads):
         to three times as long (drawn problems on an H200). But occupancy hides the latency of many programs: with the
         limit, sums of many odd rows or columns take longer. Lines of scattered elements have up to twice SCATTERED
         programs, which seldom need all registers: for so many the limit still helps. Columns of 4 or 8 bytes have few
-        more than ptxas would take, with which all loads of a block are issued before it is accumulated.
+        more than ptxas would take, with which all loads of a block are issued before it is accumulated; but two
+        accumulators of f64 would spill with so few.
         """
         spilled = self.kind.accumulates in POSITIONS and self.compute is ElementKind.I64
         narrow = self._aligned() < 16 and self._shift(self.tile) == 1 and not self.once
@@ -350,7 +352,8 @@ class Plan(Loads):
         few = self.groups() * self.chunks <= (2 * SCATTERED if scattered else RESIDENT)
         if spilled or (narrow and (extremum or few)):
             return MAX_THREAD_REGISTERS
-        beside = narrow and self.across is not None and self.tree is None
+        pairs = self.kind.accumulates in PAIRS and self.compute.itemsize > 4
+        beside = narrow and self.across is not None and self.tree is None and not pairs
         return NARROW_REGISTERS if beside and self.x.element.itemsize >= 4 and self.tile.warps == WARPS else None
 
     def taken(self, kernel: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -423,9 +426,11 @@ class Plan(Loads):
             "FULL": self.n == tile.block,
             "AHEAD": self._ahead(tile),
             "GROUP": group,
+            "STAGES": 0,
             "ALL": 1 < group == self.n // tile.block and self.n % tile.block == 0 and self.chunks == 1,
             "PIECE": self._in_pieces(tile),
             "TURNS": self.turns,
+            "LANES_BESIDE": self.across is not None and self.merging().rows >= SECTOR_LANES,
             "FUNCTION": None if self.tree is None else expressions.fused(self.tree, False),
             "ROW_STEPS": tuple(map(self._row_step, range(len(self.reads)))),
             "COLUMN_STEPS": tuple(map(self._column_step, range(len(self.reads)))),

@@ -96,6 +96,17 @@ def chunk_of(n, chunk, chunks):
 
 
 @jit
+def accumulator_at(number, part, lanes, chunks, LANES_BESIDE: tl.constexpr):
+    """Where the accumulator of chunk ``part`` of line ``number`` is: [lanes, chunks]; [chunks, lanes] if LANES_BESIDE,
+    where a program has neighbouring lines, so that it writes whole sectors."""
+    if LANES_BESIDE:
+        at = number.to(tl.int64) + part * lanes.to(tl.int64)
+    else:
+        at = number.to(tl.int64) * chunks + part
+    return at
+
+
+@jit
 def beside_lines(unit, kept, size, ROWS: tl.constexpr, POINT_TYPE: tl.constexpr):
     """(point of ``kept``, lanes [ROWS] at it) of group ``unit`` of results: ``size`` are neighbours at each point.
     Where there is one point (``kept`` is None), no division delays the first load."""

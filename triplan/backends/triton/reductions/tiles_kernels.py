@@ -17,6 +17,7 @@ from triplan.backends.triton.reductions.shared_kernels import (
     ENDS,
     EXPONENTIALS,
     MOMENTS,
+    accumulator_at,
     chunk_of,
     element_of,
     finished,
@@ -34,21 +35,8 @@ from triplan.backends.triton.reductions.shared_kernels import (
 
 
 @jit
-def taken(
-    x,
-    x_at,
-    start,
-    col,
-    reduced,
-    live,
-    order,
-    MAP: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    UNIT: tl.constexpr,
-    VECTOR: tl.constexpr,
-    PIECE: tl.constexpr = False,
-):
-    """x at positions ``start + col`` of each line, mapped as it is accumulated.
+def loaded(x, x_at, start, col, reduced, live, UNIT: tl.constexpr, VECTOR: tl.constexpr, PIECE: tl.constexpr = False):
+    """x at positions ``start + col`` of each line.
 
     ``col``: [BLOCK] of i32; ``live``: which elements exist, or None. PIECE: those of a block are contiguous.
     """
@@ -64,8 +52,26 @@ def taken(
         at = x + offset_of(start, reduced, 1) + (x_at[:, None] + offset_of(col, reduced, 1)[None, :])
     else:
         at = x + x_at[:, None] + offset_of(start + col, reduced, 1, VECTOR)[None, :]
-    v = tl.load(at) if live is None else tl.load(at, mask=live, other=0)
-    return element_of(v, order, MAP, COMPUTE)
+    return tl.load(at) if live is None else tl.load(at, mask=live, other=0)
+
+
+@jit
+def taken(
+    x,
+    x_at,
+    start,
+    col,
+    reduced,
+    live,
+    order,
+    MAP: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    UNIT: tl.constexpr,
+    VECTOR: tl.constexpr,
+    PIECE: tl.constexpr = False,
+):
+    """What is ``loaded``, mapped as it is accumulated."""
+    return element_of(loaded(x, x_at, start, col, reduced, live, UNIT, VECTOR, PIECE), order, MAP, COMPUTE)
 
 
 @jit
@@ -98,29 +104,31 @@ def several(
     start,
     col,
     reduced,
-    order,
-    MAP: tl.constexpr,
-    COMPUTE: tl.constexpr,
     UNIT: tl.constexpr,
     VECTOR: tl.constexpr,
     PIECE: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """The elements of GROUP whole blocks of each line, from ``start`` on: see ``taken``."""
-    values = ()
+    """The elements of GROUP whole blocks of each line, from ``start`` on: see ``loaded``."""
+    blocks = ()
     for i in tl.static_range(GROUP):
         at = start + i * col.shape[0]
-        values = values + (taken(x, x_at, at, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR, PIECE),)
-    return values
+        blocks = blocks + (loaded(x, x_at, at, col, reduced, None, UNIT, VECTOR, PIECE),)
+    return blocks
 
 
 @jit
-def group_of(a, b, values, before, KIND: tl.constexpr, IDENTITY: tl.constexpr):
-    """The accumulators (a, b) with the elements of several blocks, which come after ``before`` blocks.
+def group_of(
+    a, b, blocks, before, order, KIND: tl.constexpr, MAP: tl.constexpr, COMPUTE: tl.constexpr, IDENTITY: tl.constexpr
+):
+    """The accumulators (a, b) with the elements ``loaded`` of several blocks, which come after ``before`` blocks.
 
     EXPONENTIALS: the maximum of all is found first, and the sum is scaled once. MOMENTS: so is the mean of all, and
     their accumulator is merged with (a, b). Otherwise ptxas would load a block only when the one before is accumulated.
     """
+    values = ()
+    for i in tl.static_range(len(blocks)):
+        values = values + (element_of(blocks[i], order, MAP, COMPUTE),)
     if KIND == MOMENTS:
         PART: tl.constexpr = 1.0 / len(values)
         mean = values[0] * PART  # not of their sum: it may overflow
@@ -261,9 +269,11 @@ def reduce_kernel(
     FULL: tl.constexpr,
     AHEAD: tl.constexpr,
     GROUP: tl.constexpr,
+    STAGES: tl.constexpr,
     ALL: tl.constexpr,
     PIECE: tl.constexpr,
     TURNS: tl.constexpr,
+    LANES_BESIDE: tl.constexpr,
     POINT_TYPE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -274,9 +284,10 @@ def reduce_kernel(
     x: any element, at offset kept[r] + reduced[k]; out: [lanes] of RESULT; second: [lanes], or None, see
     ``store_second``; firsts, seconds: [lanes, chunks] of accumulators, or None. A program reduces one chunk of ROWS
     lines with BLOCK accumulators a line, each over every BLOCK-th element, which are merged at the end. BESIDE: see
-    ``neighbours``; FLAT: ``flat_lines``. AHEAD: a block is loaded before the previous one is accumulated.
-    GROUP: so many blocks are loaded before the first of them is accumulated; ALL: lines have no other blocks. PIECE:
-    lines have several dimensions, and consist of whole blocks that lie within the innermost, which is contiguous.
+    ``neighbours``; FLAT: ``flat_lines``; LANES_BESIDE: ``accumulator_at``. AHEAD: a block is loaded before the previous
+    one is accumulated. GROUP: so many blocks are loaded before the first of them is accumulated; ALL: lines have no
+    other blocks. PIECE: lines have several dimensions, and consist of whole blocks that lie within the innermost, which
+    is contiguous.
 
     SHIFT = 1: lines are read from their first element on. SHIFT > 1, with ROWS = 1: vectors of SHIFT elements are
     aligned, and a line may begin at any element of one. It is read from that vector on: element k of a line that begins
@@ -371,9 +382,19 @@ def reduce_kernel(
             a, b = step_of(a, b, v, live, 1, KIND, IDENTITY)
     else:
         if ALL:
-            values = several(x, x_at, first, col, reduced, order, MAP, COMPUTE, UNIT, VECTOR, PIECE, GROUP)
-            a, b = group_of(a, b, values, 0, KIND, IDENTITY)
-        elif AHEAD:
+            blocks = several(x, x_at, first, col, reduced, UNIT, VECTOR, PIECE, GROUP)
+            a, b = group_of(a, b, blocks, 0, order, KIND, MAP, COMPUTE, IDENTITY)
+        elif STAGES > 0:
+            grouped = whole // GROUP * GROUP
+            for step in tl.range(0, grouped, GROUP, num_stages=STAGES):
+                start = first + step * BLOCK
+                blocks = several(x, x_at, start, col, reduced, UNIT, VECTOR, PIECE, GROUP)
+                a, b = group_of(a, b, blocks, step, order, KIND, MAP, COMPUTE, IDENTITY)
+            for step in range(grouped, whole):
+                start = first + step * BLOCK
+                v = taken(x, x_at, start, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR, PIECE)
+                a, b = step_of(a, b, v, None, step + 1, KIND, IDENTITY)
+        elif AHEAD and GROUP == 1:
             if whole > 0:
                 v = taken(x, x_at, first, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR)
                 for step in range(1, whole):
@@ -384,10 +405,20 @@ def reduce_kernel(
                 a, b = step_of(a, b, v, None, whole, KIND, IDENTITY)
         else:
             grouped = whole // GROUP * GROUP if GROUP > 1 else 0
-            for step in range(0, grouped, GROUP):
-                start = first + step * BLOCK
-                values = several(x, x_at, start, col, reduced, order, MAP, COMPUTE, UNIT, VECTOR, PIECE, GROUP)
-                a, b = group_of(a, b, values, step, KIND, IDENTITY)
+            if AHEAD:
+                if grouped > 0:
+                    blocks = several(x, x_at, first, col, reduced, UNIT, VECTOR, PIECE, GROUP)
+                    for step in range(GROUP, grouped, GROUP):
+                        start = first + step * BLOCK
+                        following = several(x, x_at, start, col, reduced, UNIT, VECTOR, PIECE, GROUP)
+                        a, b = group_of(a, b, blocks, step - GROUP, order, KIND, MAP, COMPUTE, IDENTITY)
+                        blocks = following
+                    a, b = group_of(a, b, blocks, grouped - GROUP, order, KIND, MAP, COMPUTE, IDENTITY)
+            else:
+                for step in range(0, grouped, GROUP):
+                    start = first + step * BLOCK
+                    blocks = several(x, x_at, start, col, reduced, UNIT, VECTOR, PIECE, GROUP)
+                    a, b = group_of(a, b, blocks, step, order, KIND, MAP, COMPUTE, IDENTITY)
             for step in range(grouped, whole):
                 start = first + step * BLOCK
                 v = taken(x, x_at, start, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR, PIECE)
@@ -411,7 +442,7 @@ def reduce_kernel(
         if second is not None:
             store_second(second + second_at, a, b, inside, KIND)
     else:
-        at = number.to(tl.int64) * chunks + part
+        at = accumulator_at(number, part, lanes, chunks, LANES_BESIDE)
         tl.store(firsts + at, a, mask=inside)
         if seconds is not None:
             tl.store(seconds + at, b, mask=inside)
