@@ -49,9 +49,9 @@ LEAST_N = 32
 #: Rows of C from which on it is computed as its transpose: fewer leave half of the narrowest tile empty, and other
 #: kernels have tiles of 16 rows, which are faster. From a run on an H200 that is not published.
 LEAST_TURNED_M = 17
-#: Bytes of C per microsecond that writing it by columns is counted as, where it is computed as its transpose to save a
-#: copy. Untuned.
-TURNED_BYTES_PER_US = 1e6
+#: C is also computed as its transpose if that saves copies which take more than such a part of the FMAs' time, as its
+#: tiles may be smaller, and than C at so many bytes per microsecond, which is written by columns. Untuned.
+TURNED_SHARE, TURNED_BYTES_PER_US = 0.1, 1e6
 #: k from which on a C of few rows is computed so: a shorter one takes less time than writing C, whose rows are then
 #: columns. Untuned.
 LEAST_TURNED_K = 512
@@ -102,7 +102,8 @@ def turned(desc: MatrixProductDescriptor) -> Product | None:
     if desc.m <= LEAST_N < desc.n:
         return product
     saved = sum(copy.cost_us for copy in moved(desc)) - sum(copy.cost_us for copy in moved(product.desc))
-    return product if saved > desc.operand("c").nbytes / TURNED_BYTES_PER_US else None
+    least = TURNED_SHARE * _fmas_us(desc.operand("b"), desc.m) + desc.operand("c").nbytes / TURNED_BYTES_PER_US
+    return product if saved > least else None
 
 
 def as_multiplied(desc: MatrixProductDescriptor) -> MatrixProductDescriptor:
@@ -126,8 +127,12 @@ def moved(desc: MatrixProductDescriptor) -> tuple[MatrixCopy, ...]:
 
 def _is_small(o: Operand, others: int) -> bool:
     """Whether a factor, whose elements are each multiplied by ``others`` elements, is small beside the product."""
-    fmas_us = 2e-6 * o.numel * others * WIDE_MFLOP_US / SMS
-    return MatrixCopy(o, unit_axis(o) or 0).cost_us <= COPIED_SHARE * fmas_us
+    return MatrixCopy(o, unit_axis(o) or 0).cost_us <= COPIED_SHARE * _fmas_us(o, others)
+
+
+def _fmas_us(o: Operand, others: int) -> float:
+    """Microseconds of multiplying each element of a factor by ``others`` elements, in whole tiles."""
+    return 2e-6 * o.numel * others * WIDE_MFLOP_US / SMS
 
 
 @fact
