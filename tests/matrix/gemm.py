@@ -201,7 +201,7 @@ def others(op: str, entry: str, target: tp.Target) -> Iterator[tuple[tp.Descript
         turned = [d.replace(layouts={"a": LOOSE_COLUMN, "c": COLUMN}) for d in (wide, odd)]
         few = wide.replace(n=21, layouts={"a": LOOSE_COLUMN})
         rows = wide.replace(n=32, k=4101)
-        for desc in (wide, odd, *turned, few, few.replace(n=32, layouts={"a": COLUMN}), rows):
+        for desc in (wide, odd, *turned, few, few.replace(n=32, layouts={"a": COLUMN}), rows, rows.replace(n=21)):
             for split in fma.splits_of(desc, target):
                 if split.pieces <= 2:
                     yield desc, overlapping(fma.launches(desc, split), target)

@@ -65,33 +65,11 @@ def test_pieces_of_k_fill_whole_waves(m: int, n: int, k: int) -> None:
     assert (split.tile.n == 64) == (n == 33)
 
 
-def test_few_columns_of_turned_rows_have_a_narrow_tile() -> None:
-    """Rows of A take longer in it than half a tile of 64 columns."""
-    desc = tp.GemmDescriptor(m=32767, n=21, k=2946, element="f32", layouts={"a": LOOSE_COLUMN})
+@pytest.mark.parametrize("layout", [LOOSE_COLUMN, COLUMN, LOOSE_ROW, "packed"], ids=str)
+def test_few_columns_have_a_narrow_tile(layout: Any) -> None:
+    desc = tp.GemmDescriptor(m=32767, n=21, k=2948, element="f32", layouts={} if layout == "packed" else {"a": layout})
     assert fma.cheapest(desc, H200).tile.n == 32
-    assert {split.tile.n for split in fma.splits_of(desc.replace(n=33), H200)} == {64, 128}
-    assert 32 not in {split.tile.n for split in fma.splits_of(desc.replace(layouts={}), H200)}
-
-
-@pytest.mark.parametrize(("change", "held"), [({}, True), ({"m": 1 << 16}, False), ({"m": 1 << 16, "n": 97}, False)])
-def test_single_elements_of_rows_are_copied_if_b_is_read_in_vectors(change: dict[str, Any], held: bool) -> None:
-    """Other rows of A pass through registers. Of the odd problem's B, the copy would take too long for few rows."""
-    odd = tp.GemmDescriptor(m=33, n=1023, k=4096, element="f32", layouts={"a": LOOSE_ROW}).replace(**change)
-    for desc, expected in ((odd, held), (odd.replace(layouts={}), True)):
-        for split in fma.splits_of(desc, H200):
-            (multiplies,) = (x for x in fma.launches(desc, split) if x.kernel.__name__ == KERNEL)
-            assert multiplies.constexprs["A_ROWS"]
-            assert multiplies.constexprs["A_HELD"] is expected
-
-
-def test_large_tiles_copy_single_elements_of_long_rows_only() -> None:
-    desc = tp.GemmDescriptor(m=1 << 16, n=1024, k=1025, element="f32", layouts={"a": LOOSE_ROW})
-    held = {}
-    for split in fma.splits_of(desc, H200):
-        (multiplies,) = (x for x in fma.launches(desc, split) if x.kernel.__name__ == KERNEL)
-        held[split.tile.m, split.tile.n] = multiplies.constexprs["A_HELD"]
-    assert held == {(128, 128): True, (64, 128): False, (128, 64): False}
-    assert fma.cheapest(desc, H200).tile.m == 128
+    assert {split.tile.n for split in fma.splits_of(desc.replace(n=33), H200)} <= {64, 128, 256}
 
 
 def test_tiles_of_64_rows_are_faster_for_odd_rows() -> None:
@@ -106,14 +84,25 @@ def test_few_rows_are_multiplied_as_columns(layouts: dict[str, Any]) -> None:
     found = fma.launches(desc, fma.cheapest(desc, H200))
     multiplies, sums = found[-2:]
     assert [x.kernel.__name__ for x in found] == [COPY, KERNEL, SUMS]
-    assert multiplies.constexprs["BLOCK_N"] == (64 if "b" in layouts else 32)
+    assert multiplies.constexprs["BLOCK_N"] == 32
     assert multiplies.constexprs["A_ROWS"] == ("b" in layouts)
     assert (multiplies.args["m"].value, multiplies.args["k"].value) == (2048, 32767)  # type: ignore[union-attr]
     assert multiplies.args["a"].operand == "b"  # type: ignore[union-attr]
     assert (sums.args["m"].value, sums.args["c"].operand) == (2048, "c")  # type: ignore[union-attr]
     cm, cn = (sums.args.get(x, sums.constexprs.get(x)) for x in ("cm", "cn"))
     assert (cm == 1, cn == 1) == ("c" not in layouts, "c" in layouts)
-    for change in ({"m": 16}, {"m": 33}, {"n": 32}, {"k": 64}, {"epilogue": "bias"}, {"reads_c0": True}):
+    for change in ({"m": 16}, {"n": 20}, {"k": 64}, {"epilogue": "bias"}, {"reads_c0": True}):
+        assert fma.turned(desc.replace(**change)) is None
+    assert (fma.turned(desc.replace(m=33)) is None) == ("b" not in layouts)
+
+
+def test_a_column_major_b_is_multiplied_as_rows_where_its_copy_takes_longer() -> None:
+    desc = tp.GemmDescriptor(m=55, n=1 << 17, k=1025, element="f32", layouts={"b": LOOSE_COLUMN})
+    found = fma.launches(desc, Split(fma.TILES[3], 1))
+    assert [x.kernel.__name__ for x in found] == [COPY, KERNEL]
+    assert found[1].args["a"].operand == "b"  # type: ignore[union-attr]
+    assert (found[1].constexprs["A_ROWS"], found[1].constexprs["C_COLUMNS"]) == (True, True)
+    for change in ({"m": 4096, "n": 4096}, {"m": 2048}, {"layouts": {}}):
         assert fma.turned(desc.replace(**change)) is None
 
 
@@ -135,18 +124,21 @@ def test_copies_and_partial_sums_of_odd_rows_are_read_and_written_in_vectors() -
         assert not launch.constexprs["C_SINGLE"]
 
 
-def test_narrow_tiles_store_single_elements_where_vectors_would_spill() -> None:
-    desc = tp.GemmDescriptor(m=4096, n=73, k=1 << 16, element="f32")
-    for tile, columns in ((fma.TILES[3], 73), (fma.TILES[2], 76)):
-        launch, _ = fma.launches(desc, Split(tile, 4))
+def test_narrow_tiles_of_rows_store_vectors_where_single_elements_would_spill() -> None:
+    desc = tp.GemmDescriptor(m=4096, n=65, k=1 << 16, element="f32")
+    turned = desc.replace(layouts={"a": LOOSE_COLUMN})
+    for problem, tile, columns in ((desc, 3, 68), (desc, 2, 68), (turned, 3, 68), (desc.replace(n=21), 4, 24)):
+        launch, _ = fma.launches(problem, Split(fma.TILES[tile], 4))
         assert launch.args["n"].value == columns  # type: ignore[union-attr]
-        assert fma.workspace_with(desc, Split(tile, 4)) == 4 * 4096 * columns * 4
+        assert fma.workspace_with(problem, Split(fma.TILES[tile], 4)) == 4 * 4096 * columns * 4
+    for problem, tile, names in ((desc, 3, [KERNEL, SUMS]), (desc, 2, [KERNEL]), (turned, 3, [KERNEL])):
+        assert [x.kernel.__name__ for x in fma.launches(problem, Split(fma.TILES[tile], 1))] == names
 
 
 @compiles
 @pytest.mark.parametrize(
     ("layouts", "columns"),
-    [({"a": LOOSE_COLUMN}, 32), ({"a": LOOSE_COLUMN, "b": COLUMN}, 32), ({}, 64), ({"a": LOOSE_ROW}, 64)],
+    [({"a": LOOSE_COLUMN}, 32), ({"a": LOOSE_COLUMN, "b": COLUMN}, 32), ({}, 32), ({"a": LOOSE_ROW}, 32)],
     ids=["rows", "copied", "row-major", "row-major, single"],
 )
 def test_the_tile_of_few_columns_does_not_spill(layouts: dict[str, Any], columns: int) -> None:

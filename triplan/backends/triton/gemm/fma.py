@@ -36,8 +36,7 @@ from triplan.sku import ArchSku, MathPrecision, Support, Target
 from triplan.sku.facts import fact
 
 #: Tiles of 8 rows by 16 columns for each thread, or of 16 by 8 for few columns. 255 registers a thread leave a
-#: multiprocessor 8 warps. The last is for at most 32 columns of a column-major A: rows of A take longer in it than
-#: in half a tile of 64 columns. From runs on an H200 that are not published.
+#: multiprocessor 8 warps. The last is for at most 32 columns.
 TILES = (
     Tile(128, 256, 16, 8, 3),
     Tile(128, 128, 16, 4, 3),
@@ -50,6 +49,9 @@ LEAST_N = 32
 #: Rows of C from which on it is computed as its transpose: fewer leave half of the narrowest tile empty, and other
 #: kernels have tiles of 16 rows, which are faster. From a run on an H200 that is not published.
 LEAST_TURNED_M = 17
+#: C is also computed as its transpose if that saves copies which take more than such a part of the FMAs' time, as its
+#: tiles may be smaller, and than C at so many bytes per microsecond, which is written by columns. Untuned.
+TURNED_SHARE, TURNED_BYTES_PER_US = 0.1, 1e6
 #: k from which on a C of few rows is computed so: a shorter one takes less time than writing C, whose rows are then
 #: columns. Untuned.
 LEAST_TURNED_K = 512
@@ -69,18 +71,13 @@ FIXED_US, BETWEEN_US = 2.0, 5.0
 WIDE_MFLOP_US, MFLOP_US = 2.65, 2.78
 #: Factor on it for each factor that is loaded one element at a time. From products of odd extents.
 SINGLE = 1.06
-#: Factor on it in tiles of few columns, which load more of A; and where its rows are loaded one element at a time. From
-#: products of 33 and 73 columns on an H100.
-NARROW, NARROW_SINGLE = 1.1, 1.4
+#: Factor on it in tiles of few columns, which load more of A. From products of 33 and 73 columns on an H100.
+NARROW = 1.1
 #: The same where single elements of its rows are copied. From a run on an H200 that is not published.
 NARROW_COPIED = 1.2
 #: Bytes of partial sums per microsecond where their rows begin at any element, or those of a C without unit stride:
 #: they are written one at a time.
 SINGLE_BYTES_PER_US = 1e6
-#: Elements of a large tile, and from which k on it copies single elements of A. From runs on an H200 that are not
-#: published: at k = 4111 copies are faster than registers; at 129 a large tile with registers is faster than a smaller
-#: one with copies. Untuned between these.
-LARGE, COPIED_K = 128 * 128, 2048
 #: Factor on FMAs in tiles of 128 by 128 for a row-major A: tiles of 64 rows begin sooner. From runs on an H200 that are
 #: not published.
 TALL_ROWS = 1.03
@@ -95,10 +92,18 @@ NEAR = 1.005
 
 @fact
 def turned(desc: MatrixProductDescriptor) -> Product | None:
-    """The transposed product, where C has few rows: they are few columns then, which have a narrow tile."""
-    plain = isinstance(desc, GemmDescriptor) and not (desc.has_bias or desc.reads_c0 or desc.saves_pre)
-    few = LEAST_TURNED_M <= desc.m <= LEAST_N < desc.n and desc.k >= LEAST_TURNED_K
-    return transposed(desc) if isinstance(desc, GemmDescriptor) and plain and few else None
+    """The transposed product, where C has few rows: they are few columns then, which have narrow tiles. And where its
+    copies take less time: it reads a column-major B as rows."""
+    if not isinstance(desc, GemmDescriptor) or desc.has_bias or desc.reads_c0 or desc.saves_pre:
+        return None
+    if desc.m < LEAST_TURNED_M or desc.k < LEAST_TURNED_K or desc.n < desc.m:
+        return None
+    product = transposed(desc)
+    if desc.m <= LEAST_N < desc.n:
+        return product
+    saved = sum(copy.cost_us for copy in moved(desc)) - sum(copy.cost_us for copy in moved(product.desc))
+    least = TURNED_SHARE * _fmas_us(desc.operand("b"), desc.m) + desc.operand("c").nbytes / TURNED_BYTES_PER_US
+    return product if saved > least else None
 
 
 def as_multiplied(desc: MatrixProductDescriptor) -> MatrixProductDescriptor:
@@ -122,8 +127,12 @@ def moved(desc: MatrixProductDescriptor) -> tuple[MatrixCopy, ...]:
 
 def _is_small(o: Operand, others: int) -> bool:
     """Whether a factor, whose elements are each multiplied by ``others`` elements, is small beside the product."""
-    fmas_us = 2e-6 * o.numel * others * WIDE_MFLOP_US / SMS
-    return MatrixCopy(o, unit_axis(o) or 0).cost_us <= COPIED_SHARE * fmas_us
+    return MatrixCopy(o, unit_axis(o) or 0).cost_us <= COPIED_SHARE * _fmas_us(o, others)
+
+
+def _fmas_us(o: Operand, others: int) -> float:
+    """Microseconds of multiplying each element of a factor by ``others`` elements, in whole tiles."""
+    return 2e-6 * o.numel * others * WIDE_MFLOP_US / SMS
 
 
 @fact
@@ -146,14 +155,8 @@ def _vector(o: Operand) -> int:
 
 
 def _is_held(desc: MatrixProductDescriptor, tile: Tile) -> bool:
-    """Whether a row-major A passes through registers.
-
-    To copy single elements takes less time, but their addresses and those of single elements of B would spill. Large
-    tiles copy them only where k is long (see ``COPIED_K``).
-    """
-    a, b = _factors(desc)
-    short = tile.m * tile.n >= LARGE and desc.k < COPIED_K
-    return is_row_major(a) and (_vector(a) > 1 or _vector(b) == 1 or short)
+    """Whether a row-major A passes through registers: copies that leave it as rows take less time."""
+    return False
 
 
 def _stores_singly(desc: MatrixProductDescriptor) -> bool:
@@ -165,15 +168,18 @@ def _stores_singly(desc: MatrixProductDescriptor) -> bool:
 def _is_summed(desc: MatrixProductDescriptor, split: Split) -> bool:
     """Whether a second launch writes C: it sums pieces, or spares this one an epilogue whose registers would spill."""
     heavy = desc.reads_c0 or desc.saves_pre or desc.activation == "gelu" or unit_axis(desc.operand("c")) is None
-    return heavy or split.count(desc.k) > 1
+    return heavy or split.count(desc.k) > 1 or (_is_narrow(desc, split) and _stores_singly(desc))
+
+
+def _is_narrow(desc: MatrixProductDescriptor, split: Split) -> bool:
+    """Whether stores of single elements would spill registers: in narrow tiles of a row-major A."""
+    return split.tile.n < WARP_N and is_row_major(_factors(desc)[0])
 
 
 def _leading(desc: MatrixProductDescriptor, split: Split) -> int:
     """Elements from one row of partial sums to the next."""
-    # In narrow tiles, vector stores spill registers where A is row-major and B is loaded one element at a time.
-    a, b = _factors(desc)
-    spills = split.tile.n < WARP_N and is_row_major(a) and _vector(b) == 1
-    return desc.n if spills else padded_columns(desc)
+    vector = vector_elements(desc.sums.itemsize)
+    return -(-desc.n // vector) * vector if _is_narrow(desc, split) else padded_columns(desc)
 
 
 def _partial_bytes(desc: MatrixProductDescriptor, split: Split) -> int:
@@ -198,8 +204,8 @@ def _on_lines(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
     cut: dict[str, Arg] = {"c": pointer(desc.operand("c")), "depth": None}
     result, leading = desc, _leading(desc, split)
     rows, columns = a.shape[-2], b.shape[-1]
-    # In the tile of few columns, vectors of B spill registers where A is loaded one element at a time.
-    b_vector = 1 if tile.n <= LEAST_N and _vector(a) == 1 else _vector(b)
+    # In the tile of few columns, vectors of B spill registers where single elements of columns of A are copied.
+    b_vector = 1 if tile.n <= LEAST_N and _vector(a) == 1 and not is_row_major(a) else _vector(b)
     if summed:
         plain = {"epilogue": "identity", "reads_c0": False, "saves_pre": False, "symmetric": False, "layouts": {}}
         result = desc.replace(n=leading, **plain)
@@ -235,6 +241,7 @@ def _on_lines(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
             "A_ROWS": is_row_major(a),
             "A_HELD": _is_held(desc, tile),
             "C_SINGLE": tile.n >= WARP_N and _stores_singly(result),
+            "C_COLUMNS": not summed and unit_axis(result.operand("c")) == 0,
             "ACTIVATION": ACTIVATIONS[result.activation],
         },
         num_warps=tile.warps,
@@ -253,12 +260,11 @@ def fma_us(desc: MatrixProductDescriptor, split: Split, target: Target) -> float
     rate = WIDE_MFLOP_US if resident == 1 else MFLOP_US
     a, b = _factors(desc)
     slower = SINGLE ** sum(_vector(o) == 1 for o in (a, b))
-    copied = is_row_major(a) and not _is_held(desc, tile)
-    if is_row_major(a) and (tile.m, tile.n) == (128, 128) and (waves <= TALL_ROWS_WAVES or copied):
+    single = _vector(a) == 1 and is_row_major(a)
+    if is_row_major(a) and (tile.m, tile.n) == (128, 128) and (waves <= TALL_ROWS_WAVES or single):
         slower *= TALL_ROWS
     if tile.n < WARP_N:
-        single = NARROW_COPIED if copied else NARROW_SINGLE
-        slower *= single if _vector(a) == 1 and is_row_major(a) else NARROW
+        slower *= NARROW_COPIED if single else NARROW
     computed = waves * resident * 2e-6 * tile.m * tile.n * split.depth(desc.k) * rate * slower
     found = FIXED_US + computed + max(waves - 1, 0) * BETWEEN_US + sum(copy.cost_us for copy in moved(desc))
     if _is_summed(desc, split):
@@ -287,8 +293,8 @@ def splits_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Split, ...
     # The addresses and masks of single elements spill in the widest tile.
     desc = as_multiplied(desc)
     single = any(_vector(o) == 1 for o in _factors(desc))
-    tall = desc.n <= LEAST_N and unit_axis(desc.operand("a")) == 0
-    tiles = [t for t in TILES if (not single or t.warps < RESIDENT_WARPS) and (tall or t.n > LEAST_N)]
+    few = desc.n <= LEAST_N
+    tiles = [t for t in TILES if (not single or t.warps < RESIDENT_WARPS) and (few or t.n > LEAST_N)]
     return tuple(Split(t, p) for t in tiles for p in _pieces(desc, t, target))
 
 
@@ -346,7 +352,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="fma",
-        version=5,
+        version=6,
         elements=("f32",),
         archs=(ArchSku.SM90A,),
         features=("gluon",),

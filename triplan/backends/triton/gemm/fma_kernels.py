@@ -93,6 +93,7 @@ def fma_kernel(
     A_VECTOR: gl.constexpr,
     B_VECTOR: gl.constexpr,
     C_SINGLE: gl.constexpr,
+    C_COLUMNS: gl.constexpr,
     ACTIVATION: gl.constexpr,
     ACC: gl.constexpr,
     OVERLAPS: gl.constexpr,
@@ -101,10 +102,10 @@ def fma_kernel(
 
     The operands are those of ``tiles_kernel``; A is row-major (A_ROWS; with A_HELD it passes through registers) or
     column-major, B row-major, read in vectors of A_VECTOR and B_VECTOR elements; C_SINGLE: rows of c begin at any
-    element. ``a_rows`` and ``b_columns`` are those of the factors, or None if they are m and n: a copy has zeros
-    behind its rows, and so have partial sums. With ``depth`` (else None) k is cut into pieces of that extent, and c
-    (pieces, products, m, n) is packed, ``c_batch`` elements from one matrix to the next: partial sums. ``products``
-    is None without a batch.
+    element; C_COLUMNS: it is column-major. ``a_rows`` and ``b_columns`` are those of the factors, or None if they are m
+    and n: a copy has zeros behind its rows, and so have partial sums. With ``depth`` (else None) k is cut into pieces
+    of that extent, and c (pieces, products, m, n) is packed, ``c_batch`` elements from one matrix to the next: partial
+    sums. ``products`` is None without a batch.
 
     A thread accumulates as many elements as registers hold, 8 rows by 16 columns or 16 by 8: for 128 FMAs, 24 elements
     come from shared memory, which passes 32 a clock to all warps of a multiprocessor.
@@ -113,25 +114,38 @@ def fma_kernel(
         next_may_begin()
         previous_wait()
     WARPS: gl.constexpr = WARPS_M * WARPS_N
-    # Four threads down and eight across: the eight that are served at a time read one row of A, and 128 bytes of B. Of
-    # 32 columns, eight down and four across, which read two rows of A and 64 bytes of B.
-    across: gl.constexpr = 8 if BLOCK_N >= 64 else 4
-    layout: gl.constexpr = gl.BlockedLayout([4, 4], [32 // across, across], [WARPS_M, WARPS_N], [1, 0])
+    if A_ROWS and not A_HELD:
+        # Copied rows of A stay rows in shared memory, from which vectors along k are read. These take registers, so a
+        # thread has 8 rows in every tile. Threads down have adjacent rows, which lie in different banks.
+        across: gl.constexpr = (BLOCK_N // WARPS_N) // 16
+        layout: gl.constexpr = gl.BlockedLayout([1, 4], [32 // across, across], [WARPS_M, WARPS_N], [1, 0])
+    else:
+        # Four threads down and eight across: the eight that are served at a time read one row of A, and 128 bytes of B.
+        # Of 32 columns, eight down and four across, which read two rows of A and 64 bytes of B.
+        across: gl.constexpr = 8 if BLOCK_N >= 64 else 4
+        layout: gl.constexpr = gl.BlockedLayout([4, 4], [32 // across, across], [WARPS_M, WARPS_N], [1, 0])
     # Rows of A become columns. Through registers, each thread has 4 of 16 elements of a row; where registers are few
     # (elements are loaded one by one, or a warp has 64 rows), more of one row, which has one address.
     if A_ROWS and not A_HELD:
-        # The more threads along a row, the more share a sector of memory, and the more a bank of shared memory.
-        a_copies: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [WARPS, 1], [1, 0])
+        # Four threads along a row: a thread has few rows then, each of which has an address.
+        a_copies: gl.constexpr = gl.BlockedLayout([1, A_VECTOR], [8, 4], [WARPS, 1], [1, 0])
     elif A_ROWS and A_VECTOR * B_VECTOR == 16 and BLOCK_M == 32 * WARPS_M:
         a_copies: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [WARPS, 1], [1, 0])
     elif A_ROWS:
         a_copies: gl.constexpr = gl.BlockedLayout([1, BLOCK_K // WARPS_N], [32, 1], [WARPS_M, WARPS_N], [1, 0])
     else:
         a_copies: gl.constexpr = gl.BlockedLayout([A_VECTOR, 1], [32, 1], [1, WARPS], [0, 1])
-    b_copies: gl.constexpr = gl.BlockedLayout([1, B_VECTOR], [1, 32], [WARPS, 1], [1, 0])
-    sa = gl.allocate_shared_memory(
-        a.dtype.element_ty, [STAGES, BLOCK_M, BLOCK_K], gl.SwizzledSharedLayout(1, 1, 1, [0, 1])
-    )
+    # In narrow tiles of rows each thread has 4 columns, vectors or not, and thus few rows of B with an address each.
+    if A_ROWS and not A_HELD and BLOCK_N < 128:
+        b_copies: gl.constexpr = gl.BlockedLayout([1, 4], [128 // BLOCK_N, BLOCK_N // 4], [WARPS, 1], [1, 0])
+    else:
+        b_copies: gl.constexpr = gl.BlockedLayout([1, B_VECTOR], [1, 32], [WARPS, 1], [1, 0])
+    if A_ROWS and not A_HELD:
+        # Vectors of one column from eight adjacent rows are in different banks.
+        a_shared: gl.constexpr = gl.SwizzledSharedLayout(4, 32 // BLOCK_K, BLOCK_K // 4, [1, 0])
+    else:
+        a_shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0, 1])
+    sa = gl.allocate_shared_memory(a.dtype.element_ty, [STAGES, BLOCK_M, BLOCK_K], a_shared)
     sb = gl.allocate_shared_memory(
         b.dtype.element_ty, [STAGES, BLOCK_K, BLOCK_N], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     )
@@ -168,10 +182,16 @@ def fma_kernel(
     column = side + gl.arange(0, BLOCK_N, gl.SliceLayout(0, b_copies))
     a_depth = gl.arange(0, BLOCK_K, gl.SliceLayout(0, a_copies))[None, :]
     b_depth = gl.arange(0, BLOCK_K, gl.SliceLayout(1, b_copies))[:, None]
+    a_end = m if a_rows is None else a_rows
+    if A_ROWS and not A_HELD:
+        # The last row stands for those behind it, which are not stored: their loads need no masks.
+        row = gl.minimum(row, a_end - 1)
+        a_in = gl.full((BLOCK_M, BLOCK_K), True, gl.int1, a_copies)
+    else:
+        a_in = (row < a_end)[:, None]
+    b_in = (column < (n if b_columns is None else b_columns))[None, :]
     a_at = a + row[:, None] * am + a_depth.to(gl.int64) * ak
     b_at = b + b_depth.to(gl.int64) * bk + column[None, :] * bn
-    a_in = (row < (m if a_rows is None else a_rows))[:, None]
-    b_in = (column < (n if b_columns is None else b_columns))[None, :]
     for i in gl.static_range(STAGES - 1):
         factors = (a_at, b_at, a_in, b_in, a_depth, b_depth)
         start_copies(factors, (sa, sb), i, left - i * BLOCK_K, A_HELD)
@@ -202,6 +222,10 @@ def fma_kernel(
     if C_SINGLE:
         # Elements are stored one by one: those that a warp stores at a time are adjacent.
         stored: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [WARPS_M, WARPS_N], [1, 0])
+        acc = gl.convert_layout(acc, stored)
+    elif C_COLUMNS:
+        # The same along columns.
+        stored: gl.constexpr = gl.BlockedLayout([1, 1], [32, 1], [WARPS_M, WARPS_N], [0, 1])
         acc = gl.convert_layout(acc, stored)
     else:
         stored: gl.constexpr = layout

@@ -116,7 +116,7 @@ def guarantee(desc: GemmBackwardDescriptor) -> Mapping[str, PrecisionGuarantee]:
 @kernel(
     op=BACKWARD,
     name="separate",
-    version=6,
+    version=7,
     elements=ELEMENTS,
     supports=supports,
     rank=rank,

@@ -14,7 +14,7 @@ from functools import partial
 from triplan.backends.runtime.launch import Int, Launch, Scratch, power_of_two_in
 from triplan.backends.table import Configuration, kernel
 from triplan.backends.triton.common.card import MAX_THREAD_REGISTERS
-from triplan.backends.triton.common.offsets import TL
+from triplan.backends.triton.common.offsets import TL, ceil_power
 from triplan.backends.triton.gemm import split_k_kernels as kernels
 from triplan.backends.triton.gemm.arguments import epilogue_arguments, extent, pointer, product_arguments
 from triplan.backends.triton.gemm.entries import ELEMENTS, for_products
@@ -45,9 +45,8 @@ PIECES_US = 0.6
 MAX_TILE_ROWS, MAX_TILE_ROWS_ELEMENTWISE = 64, 128
 #: Most accumulators per thread of tf32x3 with elementwise access, and of f32 without unit stride. More spill.
 MAX_ACCUMULATORS_ELEMENTWISE = 16
-#: Rows and columns of C per program of the second kernel, for C of few columns and of more: 16 bytes per thread of 4
-#: warps.
-SUM_TALL, SUM_WIDE = (64, 8), (4, 128)
+#: Elements of C per program of the second kernel, 16 bytes per thread of 4 warps; and its fewest and most columns.
+SUM_ELEMENTS, SUM_COLUMNS = 512, (8, 128)
 #: Microseconds of the second launch. On sm90a both launches are placed while the one ahead of them ends, which saves
 #: 0.3 us more than the second one takes; but two launches cost more host time than one, so some cost is kept: as much
 #: as gives near ties to kernels of one launch.
@@ -140,7 +139,9 @@ def partial_bytes(desc: MatrixProductDescriptor, split: Split) -> int:
 
 def _sum_block(desc: MatrixProductDescriptor) -> tuple[int, int]:
     """Rows and columns of C per program of the second kernel."""
-    return SUM_TALL if desc.n <= SUM_TALL[1] else SUM_WIDE
+    least, most = SUM_COLUMNS
+    columns = least if unit_axis(desc.operand("c")) == 0 else max(min(ceil_power(desc.n), most), least)
+    return SUM_ELEMENTS // columns, columns
 
 
 def _sum_programs(desc: MatrixProductDescriptor) -> int:
