@@ -366,6 +366,26 @@ def test_operands_that_lie_in_two_ways_have_vectors(op: str, turned: str, n: int
     assert re.search(r"st\.global\S*\.v[24]\.b(32|64)", ptx)
 
 
+@compiles
+@pytest.mark.parametrize(("shape", "row"), [((7709, 50304), "looped"), ((7709, 128), "rows"), ((7709, 50304), "split")])
+def test_gradients_of_transposed_logits_are_stored_by_vectors(shape: tuple[int, int], row: str) -> None:
+    """Also of an odd number of rows."""
+    desc = build("cross_entropy", shape, gradient=True)
+    desc = desc.replace(layouts={"x": tp.Layout(kind="strided", alignment=16, unit_axis=0)})
+    plan = pinned(desc, row, H200)
+    assert plan is not None
+    assert any(re.search(r"st\.global\S*\.v4\.b32", record.ptx) for record in plan.compile())
+
+
+@compiles
+def test_gradients_without_adjacent_elements_are_scaled_one_by_one() -> None:
+    """Each program has whole blocks of elements, however short rows are."""
+    desc = build("scale_gradient", (5000, 65)).replace(layouts={"dx": "strided"})
+    (launch,) = tp.plan(desc, target=H200).launches
+    assert launch.kernel.__name__ == "scale_gradient_points_kernel"
+    assert launch.grid == -(-5000 * 65 // int(launch.constexprs["BLOCK"]))
+
+
 # --- on a GPU ---
 
 

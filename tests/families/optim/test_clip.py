@@ -362,10 +362,11 @@ def test_no_gradient_is_held() -> None:
 @pytest.mark.parametrize(
     "where", [pytest.param(where, marks=getattr(pytest.mark, where)) for where in ("interpret", "gpu")]
 )
-@pytest.mark.parametrize("few", [0, 7])
-def test_chunks_are_found_with_a_table_and_without(few: int, where: str, constant: SetConstant) -> None:
+@pytest.mark.parametrize(("few", "copied"), [(0, 0), (0, 100), (7, 100)])
+def test_chunks_are_found_with_a_table_and_without(few: int, copied: int, where: str, constant: SetConstant) -> None:
     """Of one tensor, and of several: empty, of one chunk, of several; starts that a power of two fills and not."""
     constant(tables, "FEW", few)
+    constant(tables, "COPIED", copied)
     for sizes in ((2500,), (0, 1, 1024, 2500, 0), (1024, 0, 0, 1025), (5, 0)):
         for desc in (
             tp.ClipDescriptor(op="clip_value", element="f32", sizes=sizes),

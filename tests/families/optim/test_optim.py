@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from cases.optim import Lion
+from samples import SetConstant
 from torch import Tensor
 from torch.nn.parameter import UninitializedParameter
 
 import triplan as tp
 import triplan.optim as ours
+from triplan.backends.triton.common import tables as table_facts
 from triplan.backends.triton.common.tables import CHUNK, chunk_table, tables
 from triplan.backends.triton.optim import update
 from triplan.errors import InvalidProblem, MisalignedOperand
@@ -99,6 +101,29 @@ def steps_of_shared_chunks(monkeypatch: pytest.MonkeyPatch, device: str) -> None
     monkeypatch.setattr(update, "parts_of", lambda sizes, part: 2)
     params, wide, _, _ = trained("adamw", device)
     close(params, wide, STEPS)
+
+
+def steps_by_table(monkeypatch: pytest.MonkeyPatch, constant: SetConstant, device: str, copied: int) -> None:
+    """Also of few tensors."""
+    monkeypatch.setattr(functional, "PLANS", PlanCache(4))
+    constant(table_facts, "FEW", 0)
+    constant(table_facts, "COPIED", copied)
+    params, wide, _, _ = trained("adamw", device)
+    close(params, wide, STEPS)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("copied", [0, 100])
+def test_interpreted_programs_find_tensors_by_table(
+    monkeypatch: pytest.MonkeyPatch, constant: SetConstant, copied: int
+) -> None:
+    steps_by_table(monkeypatch, constant, "cpu", copied)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("copied", [0, 100])
+def test_programs_find_tensors_by_table(monkeypatch: pytest.MonkeyPatch, constant: SetConstant, copied: int) -> None:
+    steps_by_table(monkeypatch, constant, "cuda", copied)
 
 
 @pytest.mark.interpret
@@ -410,7 +435,7 @@ def test_thousands_of_tensors_are_two_launches() -> None:
     assert sum(event.count for event in found.key_averages() if "kernel" in event.key) <= 2
 
 
-@pytest.mark.parametrize("sizes", [(3, 0, 5), (0,), (2 * CHUNK + 1, 1, CHUNK)])
+@pytest.mark.parametrize("sizes", [(3, 0, 5), (0,), (2 * CHUNK + 1, 1, CHUNK), (5, 0, 3000, 1, 0, 1025)])
 def test_tables_by_launches_are_those_that_are_copied(sizes: tuple[int, ...]) -> None:
     table, addresses = tables(sizes, 2), [[16 * i for i in range(len(sizes))], [2**40 + i for i in range(len(sizes))]]
     copied, filled = (torch.zeros(table.nbytes, dtype=torch.uint8) for _ in range(2))

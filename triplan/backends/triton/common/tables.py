@@ -31,6 +31,9 @@ PROGRAMS = 4224
 #: Tensors whose chunks a program finds without a table: it would wait for that before it could load an address. Of
 #: twelve tensors nothing was gained on an H200, and each start is an argument that takes the host time.
 FEW = 4
+#: Programs up to which each has a copy of its tensor's size and addresses: it then waits for its tensor's number no
+#: longer. More programs than run at a time hide that. Untuned.
+COPIED = 2048
 #: Blocks of a program, where that leaves few programs without any: those that run at a time then read and write few
 #: pages of memory. Set by hand, from Adam of f32 on an H200.
 BLOCKS = 2
@@ -94,44 +97,81 @@ def chunk_table(sizes: Sequence[int], chunk: int) -> torch.Tensor:
 
 
 class Tables:
-    """Where a plan's tables lie in the workspace: i64 sizes, i64 addresses [streams, tensors], i32 chunks."""
+    """Where a plan's tables lie in the workspace: i64 sizes and i64 addresses [streams, tensors], i32 chunks.
+
+    With COPIED programs or fewer, of more than FEW tensors, the addresses have one column for each program in place of
+    each tensor, and lie behind i64 chunks [3, programs]: tensors, chunks' numbers in these, and the tensors' sizes.
+
+    Attributes:
+        columns: columns of the addresses.
+        sizes: of each tensor.
+    """
 
     def __init__(self, sizes: tuple[int, ...], streams: int) -> None:
         self._tensors, even = len(sizes), -(-len(sizes) // 2) * 2  # 16 bytes are a multiple of what each part has
-        self._addresses_at, self._streams = 8 * even, streams
-        self._chunks_at = self._addresses_at + 8 * (-(-streams * len(sizes) // 2) * 2)
+        self._streams = streams
         self.chunk, self.programs = chunk_of(sizes), chunks(sizes)
-        self.nbytes = self._chunks_at + 8 * self.programs
+        self._is_copied = len(sizes) > FEW and 0 < self.programs <= COPIED
+        self.sizes = Scratch(0, ElementKind.I64)
+        if self._is_copied:
+            self.columns = -(-self.programs // 2) * 2
+            self._chunks_at = 8 * even
+            self._addresses_at = self._chunks_at + 3 * 8 * self.columns
+            self.nbytes = self._addresses_at + 8 * streams * self.columns
+        else:
+            self.columns = len(sizes)
+            self._addresses_at = 8 * even
+            self._chunks_at = self._addresses_at + 8 * (-(-streams * len(sizes) // 2) * 2)
+            self.nbytes = self._chunks_at + 8 * self.programs
+        element = ElementKind.I64 if self._is_copied else ElementKind.I32
         self.args: dict[str, Arg] = {
-            "chunks": Scratch(self._chunks_at, ElementKind.I32) if len(sizes) > FEW else None,
+            "chunks": Scratch(self._chunks_at, element) if len(sizes) > FEW else None,
             "starts": _starts(sizes) if 1 < len(sizes) <= FEW else None,
-            "sizes": Scratch(0, ElementKind.I64),
+            "sizes": self.sizes,
             "addresses": Scratch(self._addresses_at, ElementKind.I64),
+            "columns": Int(self.columns),
         }
+
+    def _copies(self, memory: torch.Tensor) -> torch.Tensor:
+        """i64 [3 + streams, programs]."""
+        found = memory[self._chunks_at : self.nbytes].view(torch.int64).view(3 + self._streams, self.columns)
+        return found[:, : self.programs]
 
     def write(self, memory: torch.Tensor, sizes: tuple[int, ...], addresses: Sequence[Sequence[int]]) -> None:
         """Fill ``memory``, bytes on the CPU."""
-        words = memory[: self._chunks_at].view(torch.int64)
-        words[: self._tensors] = torch.tensor(sizes, dtype=torch.int64)
-        first = self._addresses_at // 8
-        flat = words[first : first + self._streams * self._tensors].view(self._streams, self._tensors)
-        flat.copy_(torch.tensor(addresses, dtype=torch.int64).view(self._streams, self._tensors))
+        words = memory[: 8 * self._tensors].view(torch.int64)
+        words.copy_(torch.tensor(sizes, dtype=torch.int64))
+        given = torch.tensor(addresses, dtype=torch.int64).view(self._streams, self._tensors)
+        if self._is_copied:
+            copies, own = self._copies(memory), _copied_chunks(sizes)
+            copies[:3].copy_(own)
+            copies[3:].copy_(given[:, own[0]])
+            return
+        flat = memory[self._addresses_at : self._addresses_at + 8 * given.numel()].view(torch.int64)
+        flat.view(self._streams, self._tensors).copy_(given)
         memory[self._chunks_at :].view(torch.int32).view(2, -1).copy_(_chunk_table(sizes))
 
     def fill(self, memory: torch.Tensor, sizes: tuple[int, ...], addresses: Sequence[Sequence[int]]) -> None:
         """The same by many tiny launches, whose parameters hold the values: a CUDA graph keeps these, and copies
         nothing from memory of the host."""
-        words, chunk = memory[: self._chunks_at].view(torch.int64), memory[self._chunks_at :].view(torch.int32)
-        tensor, number = chunk.view(2, -1)
+        words = memory[: self._chunks_at].view(torch.int64)
         done, first = 0, self._addresses_at // 8
         for i, n in enumerate(sizes):
-            count = -(-n // self.chunk)
+            end = done + -(-n // self.chunk)
             words[i].fill_(n)
-            for stream, own in enumerate(addresses):
-                words[first + stream * len(sizes) + i].fill_(own[i])
-            tensor[done : done + count].fill_(i)
-            torch.arange(count, out=number[done : done + count])
-            done += count
+            if self._is_copied:
+                copies = self._copies(memory)[:, done:end]
+                torch.arange(end - done, out=copies[1])
+                for row, value in enumerate((i, None, n, *(own[i] for own in addresses))):
+                    if value is not None:
+                        copies[row].fill_(value)
+            else:
+                for stream, own in enumerate(addresses):
+                    words[first + stream * len(sizes) + i].fill_(own[i])
+                tensor, number = memory[self._chunks_at :].view(torch.int32).view(2, -1)
+                tensor[done:end].fill_(i)
+                torch.arange(end - done, out=number[done:end])
+            done = end
 
 
 def _starts(sizes: Sequence[int]) -> tuple[Arg, ...]:
@@ -144,6 +184,13 @@ def _starts(sizes: Sequence[int]) -> tuple[Arg, ...]:
 @fact
 def _chunk_table(sizes: tuple[int, ...]) -> torch.Tensor:
     return chunk_table(sizes, chunk_of(sizes))
+
+
+@fact
+def _copied_chunks(sizes: tuple[int, ...]) -> torch.Tensor:
+    """i64 [3, programs]: the tensor of each chunk, the chunk's number in it, and the tensor's size."""
+    tensor, number = _chunk_table(sizes).long()
+    return torch.stack((tensor, number, torch.tensor(sizes)[tensor]))
 
 
 @fact

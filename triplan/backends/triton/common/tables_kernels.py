@@ -9,25 +9,31 @@ from triplan.backends.runtime.jit import jit
 
 
 @jit
-def chunk_of(chunks, starts, sizes, CHUNK: tl.constexpr, PARTS: tl.constexpr = 1):
-    """(tensor, first element, elements from there to the tensor's end) of this program's chunk, or part of a chunk.
+def chunk_of(chunks, starts, sizes, columns, CHUNK: tl.constexpr, PARTS: tl.constexpr = 1):
+    """(tensor, column, first element, elements from there to the tensor's end) of this program's chunk, or part of one.
 
-    chunks: i32 [2, programs / PARTS], of a tensor and the number of a chunk in it; or None if tensors are few: then
-    ``starts`` are the numbers of the first chunks of all but the first tensor, or None of a single one. sizes: i64
-    [tensors]. PARTS programs share a chunk; those behind the tensor's end have no elements or fewer.
+    chunks: i32 [2, programs / PARTS], of a tensor and the number of a chunk in it; or i64 [3, columns], of these and of
+    the tensor's size; or None if tensors are few: then ``starts`` are the numbers of the first chunks of all but the
+    first tensor, or None of a single one. sizes: i64 [tensors]. column: where ``address_of`` finds the tensor. PARTS
+    programs share a chunk; those behind the tensor's end have no elements or fewer.
     """
     program = tl.program_id(0).to(tl.int64) // PARTS
-    if chunks is not None:
-        tensor = tl.load(chunks + program).to(tl.int64)
-        number = tl.load(chunks + tl.num_programs(0) // PARTS + program).to(tl.int64)
+    if chunks is not None and chunks.dtype.element_ty == tl.int64:
+        tensor, column = tl.load(chunks + program), program
+        number, size = tl.load(chunks + columns + program), tl.load(chunks + 2 * columns + program)
     else:
-        tensor, number = program * 0, program
-        if starts is not None:
-            for i in tl.static_range(len(starts)):
-                tensor += (program >= starts[i]).to(tl.int64)
-                number = tl.where(program >= starts[i], program - starts[i], number)
-    first = number * CHUNK + tl.program_id(0) % PARTS * (CHUNK // PARTS)
-    return tensor, first, tl.load(sizes + tensor) - first
+        if chunks is not None:
+            tensor = tl.load(chunks + program).to(tl.int64)
+            number = tl.load(chunks + tl.num_programs(0) // PARTS + program).to(tl.int64)
+        else:
+            tensor, number = program * 0, program
+            if starts is not None:
+                for i in tl.static_range(len(starts)):
+                    tensor += (program >= starts[i]).to(tl.int64)
+                    number = tl.where(program >= starts[i], program - starts[i], number)
+        column, size = tensor, tl.load(sizes + tensor)
+    first = number * CHUNK + tl.program_id(0) % PARTS * (CHUNK // PARTS)  # a known multiple: loads are vectors
+    return tensor, column, first, size - first
 
 
 @jit
@@ -53,9 +59,9 @@ def shifted_count(rest, shift, CHUNK: tl.constexpr):
 
 
 @jit
-def address_of(addresses, stream: tl.constexpr, tensor, tensors):
-    """addresses: i64 [streams, tensors]."""
-    return tl.load(addresses + stream * tensors + tensor)
+def address_of(addresses, stream: tl.constexpr, column, columns):
+    """addresses: i64 [streams, columns]."""
+    return tl.load(addresses + stream * columns + column)
 
 
 @jit

@@ -105,15 +105,15 @@ def is_wide(desc: MoveDescriptor) -> bool:
     return max(desc.operand("x").numel, desc.operand("out").numel) >= I32_LIMIT
 
 
-def dim_arg(desc: MoveDescriptor, d: Dim, size: Arg | None = None) -> tuple[Arg, ...]:
-    """A dimension as the tuple that the kernels take."""
+def dim_arg(desc: MoveDescriptor, d: Dim, size: Arg | None = None, wide_strides: bool = True) -> tuple[Arg, ...]:
+    """A dimension as the tuple that the kernels take; known strides have 64 bits if ``wide_strides``."""
     wide = is_wide(desc)
     return (
         size or Int(d.size, wide, power_of_two_in(d.size)),
         Int(d.amount, wide, power_of_two_in(d.amount)),
         Int(d.extent, wide, power_of_two_in(d.extent)),
-        stride_arg(desc.operand("x"), d.x),
-        stride_arg(desc.operand("out"), d.out),
+        stride_arg(desc.operand("x"), d.x, wide_strides),
+        stride_arg(desc.operand("out"), d.out, wide_strides),
     )
 
 

@@ -98,8 +98,9 @@ def transposed(desc: MoveDescriptor, target: Target) -> list[Launch]:
     args = {
         **geometry.base_args(desc),
         "dims": dims,
-        "across": geometry.dim_arg(desc, found[turned]),
-        "along": geometry.dim_arg(desc, found[-1]),
+        # Where elements are moved one by one, most instructions would compute offsets of 64 bits.
+        "across": geometry.dim_arg(desc, found[turned], wide_strides=geometry.is_wide(desc)),
+        "along": geometry.dim_arg(desc, found[-1], wide_strides=geometry.is_wide(desc)),
     }
     constants = {
         **geometry.constants(desc),

@@ -46,12 +46,12 @@ def transposed_kernel(
         read = read & inside & is_inside(x_column, along, ALONG)[:, None] & is_inside(x_row, across, ACROSS)[None, :]
     if TRIANGLE != 0:
         read = read & ((column[:, None] - row[None, :]) * TRIANGLE <= diagonal * TRIANGLE)
-    turned = x + (x_at + (x_column * along[3])[:, None] + x_row[None, :])
+    turned = x + x_at + ((x_column * along[3])[:, None] + x_row[None, :])
     if value is None and TRIANGLE == 0:
         loaded = tl.load(turned, mask=read)
     else:
         loaded = tl.load(turned, mask=read, other=outside(x, value, VALUE_TYPE))
     live = (row < rows)[:, None] & (column < columns)[None, :]
-    out_at = out_at + (row * across[4])[:, None] + column[None, :]
+    to = out + out_at + ((row * across[4])[:, None] + column[None, :])
     # Converted before it is transposed: a narrower element means less traffic through shared memory.
-    tl.store(out + out_at, tl.trans(converted(loaded, out, CAST)), mask=live)
+    tl.store(to, tl.trans(converted(loaded, out, CAST)), mask=live)

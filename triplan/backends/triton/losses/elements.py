@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from triplan.backends.runtime.launch import Arg, Int, Launch
 from triplan.backends.triton.common import bounds
@@ -25,7 +26,8 @@ RESIDENT = 4
 
 class ScaleElements(Entry, ops=ScaleGradientDescriptor.ops()):
     desc: ScaleGradientDescriptor
-    name, which = "elements", (kernels.scale_gradient_kernel,)
+    name = "elements"
+    which: ClassVar[Sequence[Any]] = (kernels.scale_gradient_kernel,)
     elementwise = True
 
     def find_tile(self) -> Tile:

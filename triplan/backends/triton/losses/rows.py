@@ -2,15 +2,17 @@
 
 * cross_entropy: a program holds whole rows in registers.
 * nll_loss: a program reads the target's element of many rows.
-* scale_gradient: programs scale blocks of rows that are not promised packed.
+* scale_gradient: programs scale blocks of rows that are not promised packed, or of their elements one by one.
 """
 
 from __future__ import annotations
 
-from triplan.backends.runtime.launch import Arg, Launch
+from triplan.backends.runtime.launch import Arg, Int, Launch
 from triplan.backends.triton.common import bounds, card
+from triplan.backends.triton.common.offsets import I32_LIMIT, extents, padded
 from triplan.backends.triton.common.rows import FEW_WARPS_FROM
 from triplan.backends.triton.common.rows_entries import WholeRows
+from triplan.backends.triton.common.strides import Along, known_strides, stride_arg
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.losses import rows_kernels as kernels
 from triplan.backends.triton.losses.elements import BLOCK, SMALL, SMALL_BLOCK, SMALL_WARPS, ScaleElements
@@ -25,10 +27,8 @@ SEVERAL_US = 1.0
 #: SMALL, so that every multiprocessor has work. Untuned.
 ACROSS_TILE, CROSSED_TILE = Tile(512, 8, 8), Tile(64, 64, 8)
 SMALL_ACROSS_TILE, SMALL_CROSSED_TILE = Tile(128, 8, 4), Tile(32, 32, 4)
-#: Elements of 16 bits that a thread has of rows with gaps, so that enough bytes are in flight. Untuned.
-GAPPED_EACH = 16
-#: Elements of a tile of several such rows. Untuned.
-GAPPED = 2048
+#: (elements in all, elements of a thread) at most, and warps, where elements are scaled one by one. Untuned.
+POINTS, MOST_POINTS, POINT_WARPS = ((1 << 17, 1), (1 << 20, 2)), 4, 4
 
 
 class CrossEntropyRows(WholeRows, CrossEntropyEntry, ops=CrossEntropyDescriptor.ops()):
@@ -70,31 +70,54 @@ class NllLossRows(WholeRows, LossEntry, ops=NllLossDescriptor.ops()):
 
 
 class ScaleRows(ScaleElements, ops=ScaleGradientDescriptor.ops()):
-    name, which, along = "rows", (kernels.scale_gradient_rows_kernel,), True
+    name, along = "rows", True
+    which = (kernels.scale_gradient_rows_kernel, kernels.scale_gradient_points_kernel)
 
     def find_tile(self) -> Tile:
-        small = self.desc.operand("dx").numel < SMALL
+        numel = self.desc.operand("dx").numel
+        small = numel < SMALL
+        if self.scatters():
+            each = next((each for most, each in POINTS if numel <= most), MOST_POINTS)
+            return Tile(1, 32 * POINT_WARPS * each, POINT_WARPS)
         if (self.rows.across or self.rows.crossed) and self.rows.lanes >= CROSSED_TILE.rows:
             if small:
                 return SMALL_ACROSS_TILE if self.rows.across else SMALL_CROSSED_TILE
             return ACROSS_TILE if self.rows.across else CROSSED_TILE
         if small and self.rows.n > SMALL_BLOCK:
             return Tile(1, SMALL_BLOCK, SMALL_WARPS)
-        tile = self.rows.whole_tile(BLOCK) or self.rows.block_tile()
-        if small or self.element.itemsize > 2 or not self.rows.gapped or self.rows.crossed:
-            return tile
-        rows = max(GAPPED // tile.block, 1)
-        return Tile(rows, tile.block, max(rows * tile.block // (32 * GAPPED_EACH), 1))
+        return self.rows.whole_tile(BLOCK) or self.rows.block_tile()
+
+    def scatters(self) -> bool:
+        """Whether no two elements are promised adjacent in some operand: nothing is gained by tiles of rows, whose ends
+        would leave lanes idle and divide lines of memory between warps."""
+        return self.rows.gapped and self.rows.is_strided() and self.desc.operand("dx").numel < I32_LIMIT
+
+    def main(self) -> list[Launch]:
+        return [self.launch(self.which[self.scatters()])]
 
     def arguments(self) -> dict[str, Arg]:
+        if self.scatters():
+            return super().arguments() | self.points()
         return super().arguments() | self.rows.sizes(turned=self.rows.crossed and self.stores_vectors())
+
+    def points(self) -> dict[str, Arg]:
+        """Extents, and the strides of each operand along them."""
+        shape = self.desc.input_shape
+        axes, found = [a for a, n in enumerate(shape) if n != 1], dict[str, Arg]()
+        for name in ("unscaled", "dx"):
+            o = self.desc.operand("dx" if self.desc.in_place else name)
+            known = known_strides(o, len(shape))
+            wide = any(isinstance(known[a], Along) for a in axes)
+            strides = padded([stride_arg(o, known[a], wide) for a in axes], Int(0, wide, 16))
+            found[f"{name}_strides"] = strides
+        return {**found, "extents": extents((shape[a] for a in axes), False)}
 
     def stores_vectors(self) -> bool:
         """Whether the gradient can be stored by vectors. Where it cannot, loads by vectors gain nothing."""
         return self.rows.vector_bytes(self.desc.operand("dx")) >= LEAST_VECTOR
 
     def programs(self) -> int:
-        return self.rows.programs(self.tile)
+        return super().programs() if self.scatters() else self.rows.programs(self.tile)
 
     def launches(self, target: Target) -> list[Launch]:
         """A program for each tile, which takes less time than a loop; but few where they may have nothing to do."""

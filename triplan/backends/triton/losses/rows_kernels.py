@@ -9,6 +9,7 @@ Strides and ``blocks``: see ``common/rows_kernels``; targets and reductions: see
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
+from triplan.backends.triton.common.offsets_kernels import unravel
 from triplan.backends.triton.common.rows_kernels import (
     axis_offset,
     element_pointers,
@@ -194,3 +195,35 @@ def scale_gradient_rows_kernel(
         to = element_pointers(dx, dx_strides, outer, sizes, lane, col)
         v = load_rows(at, live, 0.0, unscaled_strides, "").to(COMPUTE)
         store_rows(to, (v * factor).to(dx.dtype.element_ty), live, dx_strides, "")
+
+
+@jit
+def scale_gradient_points_kernel(
+    dloss,
+    unscaled,
+    dx,
+    unscaled_strides,
+    dx_strides,
+    extents,
+    numel,
+    tiles,
+    IN_PLACE: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """dx = dloss * unscaled, element by element, for operands of any strides.
+
+    unscaled, dx: ``numel`` points, numbered row-major over ``extents``, of f16, bf16, f32 or f64; dloss: [1]. Blocks go
+    on from row to row, so that no lane is idle, and warps share no line of memory where rows follow each other. For
+    IN_PLACE and ``tiles`` see ``scale_gradient_rows_kernel``.
+    """
+    factor = tl.load(dloss).to(COMPUTE)
+    last = tiles
+    if IN_PLACE:
+        if factor == 1.0:
+            last = tiles * 0
+    for tile in range(tl.program_id(0), last, tl.num_programs(0)):
+        point = tile * BLOCK + tl.arange(0, BLOCK)
+        live = point < numel
+        v = tl.load(unscaled + unravel(point, extents, unscaled_strides), mask=live, other=0.0).to(COMPUTE)
+        tl.store(dx + unravel(point, extents, dx_strides), (v * factor).to(dx.dtype.element_ty), mask=live)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, Scalar
+from triplan.backends.runtime.launch import Arg, Launch, Ptr, Scalar
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
@@ -44,7 +44,6 @@ def clip(desc: ClipDescriptor, target: Target) -> list[Launch]:
         **table.args,
         "norm": None if norm is None else Ptr("norm", norm.element, norm.alignment),
         "limit": Scalar("limit", ElementKind.F64, 0.0),
-        "tensors": Int(len(desc.sizes)),
     }
     block = 32 * WARPS * LANES
     parts = parts_of(desc.sizes, BLOCKS * block)

@@ -38,7 +38,7 @@ def clip_kernel(
     addresses,
     norm,
     limit,
-    tensors,
+    columns,
     TYPE: tl.constexpr,
     CHUNK: tl.constexpr,
     PARTS: tl.constexpr,
@@ -46,7 +46,7 @@ def clip_kernel(
 ):
     """x *= min(1, limit / (norm + 1e-6)); without a norm, x = min(max(x, -limit), limit); a part of a chunk.
 
-    addresses: i64 [1, tensors], of tensors of TYPE; norm: f64 [1] or None; limit: f64.
+    addresses: i64 [1, columns], of tensors of TYPE; norm: f64 [1] or None; limit: f64.
     """
     coefficient = 1.0
     if norm is not None:
@@ -55,8 +55,8 @@ def clip_kernel(
         # Nothing changes: half of the traffic and all writes are saved in most steps of a training.
         if coefficient == 1.0:
             return
-    tensor, first, rest = chunk_of(chunks, starts, sizes, CHUNK, PARTS)
-    x = address_of(addresses, 0, tensor, tensors)  # before a branch, so that it is not loaded after ``rest``
+    _, column, first, rest = chunk_of(chunks, starts, sizes, columns, CHUNK, PARTS)
+    x = address_of(addresses, 0, column, columns)  # before a branch, so that it is not loaded after ``rest``
     if PARTS > 1:
         if rest <= 0:
             return

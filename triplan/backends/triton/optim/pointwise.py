@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, Scalar
+from triplan.backends.runtime.launch import Arg, Launch, Ptr, Scalar
 from triplan.backends.table import kernel
 from triplan.backends.triton.common.accuracy import of_results
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
@@ -73,7 +73,6 @@ def pointwise(desc: ListExpressionDescriptor, target: Target) -> list[Launch]:
             Ptr(n, ElementKind.I8 if _is_bool(desc, n) else operands[n].element, operands[n].alignment) for n in ones
         ),
         "scalars": tuple(Scalar(i.name, i.element, 0) for i in desc.inputs_read() if i.shape is None) or None,
-        "tensors": Int(len(desc.sizes)),
     }
     elements = [operands[name].element for name in streams]
     constants: dict[str, Any] = {

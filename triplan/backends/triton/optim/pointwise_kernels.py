@@ -50,7 +50,7 @@ def pointwise_kernel(
     addresses,
     ones,
     scalars,
-    tensors,
+    columns,
     FUNCTION: tl.constexpr,
     READ: tl.constexpr,
     WRITTEN: tl.constexpr,
@@ -61,14 +61,14 @@ def pointwise_kernel(
 ):
     """lists[WRITTEN] = FUNCTION(lists[READ] and ones, scalars), element by element of one chunk of one tensor.
 
-    addresses: i64 [len(TYPES), tensors], of lists of TYPES; ones: pointers to one element. READ has the number of a
+    addresses: i64 [len(TYPES), columns], of lists of TYPES; ones: pointers to one element. READ has the number of a
     list for each value of FUNCTION, or -1 - i for the i-th of ``ones``. NARROWEST: a list of the narrowest type.
     """
-    tensor, first, rest = chunk_of(chunks, starts, sizes, CHUNK)
-    shift = shift_of(address_of(addresses, NARROWEST, tensor, tensors), TYPES[NARROWEST])
+    _, column, first, rest = chunk_of(chunks, starts, sizes, columns, CHUNK)
+    shift = shift_of(address_of(addresses, NARROWEST, column, columns), TYPES[NARROWEST])
     lists, joined = (), first * 0
     for k in tl.static_range(len(TYPES)):
-        address = shifted(address_of(addresses, k, tensor, tensors), shift, TYPES[k])
+        address = shifted(address_of(addresses, k, column, columns), shift, TYPES[k])
         lists, joined = lists + (address,), joined | address
     single = ()
     for k in tl.static_range(len(ones)):

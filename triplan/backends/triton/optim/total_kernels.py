@@ -67,7 +67,7 @@ def chunk_kernel(
     sizes,
     addresses,
     partials,
-    tensors,
+    columns,
     order,
     TYPE: tl.constexpr,
     KIND: tl.constexpr,
@@ -77,12 +77,12 @@ def chunk_kernel(
 ):
     """partials[program] = sum of |x|**order (KIND: or the extremum) of one chunk of one tensor, in f64.
 
-    addresses: i64 [1, tensors], of tensors of TYPE; order: f64; partials: f64 [programs].
+    addresses: i64 [1, columns], of tensors of TYPE; order: f64; partials: f64 [programs].
     """
     begin(OVERLAPS)
-    tensor, first, rest = chunk_of(chunks, starts, sizes, CHUNK)
+    _, column, first, rest = chunk_of(chunks, starts, sizes, columns, CHUNK)
     count = tl.minimum(rest, CHUNK).to(tl.int32)
-    x = address_of(addresses, 0, tensor, tensors)
+    x = address_of(addresses, 0, column, columns)
     neutral = float("inf") if KIND == SMALLEST else 0.0
     total = tl.full([BLOCK], neutral, tl.float64)
     # The masked loop gives each lane the same elements, so the bits do not depend on addresses.

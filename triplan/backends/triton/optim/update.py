@@ -86,7 +86,6 @@ def update(desc: UpdateDescriptor, target: Target) -> list[Launch]:
     args: dict[str, Arg] = {
         **table.args,
         "steps": steps,
-        "tensors": Int(count),
         "hyper": pointer("hyper"),
         "grad_scale": pointer("grad_scale"),
         "found_inf": found_inf,

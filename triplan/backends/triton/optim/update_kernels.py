@@ -194,7 +194,7 @@ def update_kernel(
     sizes,
     addresses,
     steps,
-    tensors,
+    columns,
     hyper,
     grad_scale,
     found_inf,
@@ -214,7 +214,7 @@ def update_kernel(
 ):
     """p, states = RULE(p, g / grad_scale, states) for the elements of one of PARTS parts of a chunk, in f32.
 
-    addresses: i64 [2 + STATES + COPIES, tensors], of parameters, gradients, states and copies of the parameters, of
+    addresses: i64 [2 + STATES + COPIES, columns], of parameters, gradients, states and copies of the parameters, of
     TYPES; NARROWEST: one of the narrowest type; steps: f32 [tensors], counted by ``count_kernel``; hyper: f64, in the
     order of SCALARS; grad_scale, found_inf: f32 [1] or None; seed: i64 [1], or None if p is rounded to nearest. Nothing
     is written if found_inf is not 0.
@@ -223,10 +223,10 @@ def update_kernel(
     if found_inf is not None:
         if tl.load(found_inf) != 0.0:
             return
-    tensor, first, rest = chunk_of(chunks, starts, sizes, CHUNK, PARTS)
+    tensor, column, first, rest = chunk_of(chunks, starts, sizes, columns, CHUNK, PARTS)
     a = ()  # loaded before a branch: behind it, each would wait for ``rest``
     for k in tl.static_range(len(TYPES)):
-        a = a + (address_of(addresses, k, tensor, tensors),)
+        a = a + (address_of(addresses, k, column, columns),)
     step = tl.load(steps + tensor)
     if PARTS > 1:
         if rest <= 0:
