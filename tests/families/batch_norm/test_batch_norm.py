@@ -346,7 +346,16 @@ def test_groups_of_several_tiles(op: str, where: str, kernel: str | None, sizes:
 
 
 @pytest.mark.parametrize(
-    "sizes", [(2, 4, 1500, 2), (1, 3, 2500, 3), (1, 2, 5000, 1), (3, 140, 33, 2), (1, 6000, 1, 2), (2, 1100, 40, 2)]
+    "sizes",
+    [
+        (2, 4, 1500, 2),
+        (1, 3, 2500, 3),
+        (1, 2, 5000, 1),
+        (3, 140, 34, 2),
+        (2, 140, 33, 2),
+        (1, 6000, 1, 2),
+        (1, 2100, 36, 2),
+    ],
 )
 @pytest.mark.parametrize(("where", "kernel"), places("split"))
 def test_parts_of_groups(where: str, kernel: str | None, sizes: tuple[int, ...]) -> None:

@@ -85,8 +85,7 @@ def sums(desc: GroupNormProblem) -> bool:
 def rank(desc: GroupNormProblem, target: Target) -> float:
     """Estimated microseconds."""
     read = sum(o.nbytes for o in desc.operands() if len(o.shape) == 3 and not o.is_written)
-    again = (0 if one(desc) else 1) + sums(desc)  # a long group is read twice
-    nbytes = sum(o.nbytes for o in desc.operands()) + read * again
+    nbytes = sum(o.nbytes for o in desc.operands()) + read * (2 if sums(desc) else 1)
     programs = max(-(-rows(desc) // tile(desc).rows), 1)
     rate = min(programs * PROGRAM_BYTES_PER_US, card.BYTES_PER_US)
     return card.LAUNCH_US * (3 if sums(desc) else 1) + nbytes / rate

@@ -1,16 +1,16 @@
 """Kernel ``split``: gradients of long groups of channels, of which several programs share one.
 
 One launch sums each channel of each image, a *plane*; gradients of weight and bias and of x both follow from those
-sums, so that x and dout are read twice. Planes of few elements, or too many in a group, are no unit: one launch sums
-parts of each group then, the next adds the parts and writes the gradients, beside those of ``groups`` for weight and
-bias.
+sums, so that x and dout are read twice. Planes of few elements, in no vectors, or too many in a group are no unit: one
+launch sums parts of each group then, the next adds the parts and writes the gradients, beside those of ``groups`` for
+weight and bias.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
+from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_two_in
 from triplan.backends.table import kernel
 from triplan.backends.triton.batch_norm import groups, groups_kernels as kernels
 from triplan.backends.triton.batch_norm.channels import (
@@ -21,6 +21,7 @@ from triplan.backends.triton.batch_norm.channels import (
     MOST,
     PROGRAMS_BACKWARD,
     TILE_BYTES,
+    VECTOR_BYTES,
     WARPS,
     arguments,
     array,
@@ -39,13 +40,17 @@ MOST_SPLITS = 256
 
 
 #: Elements of a plane at least, and planes of a group at most, whose sums each program of that group reads. Untuned.
-LEAST_PLANE, MOST_PLANES = 32, 512
+LEAST_PLANE, MOST_PLANES = 32, 1024
+#: Time of sums of planes, as a part of that of ``groups``, which reads long groups once more, from L2 at best. Untuned.
+PLANES_PART = 0.9
 
 
 def planes(desc: GroupNormBackwardDescriptor) -> Tile | None:
     """What a program holds of planes; None where parts are those of whole groups."""
     per = desc.channels // desc.groups
     if groups.one(desc) or desc.pixels < LEAST_PLANE or per > MOST_PLANES or desc.batch * desc.channels >= MOST:
+        return None
+    if power_of_two_in(desc.pixels) * desc.element.itemsize < VECTOR_BYTES:  # whole groups are read in longer vectors
         return None
     size = TILE_BYTES // desc.element.itemsize
     block = min(ceil_power(desc.pixels), size)
@@ -70,9 +75,9 @@ def supports(desc: GroupNormBackwardDescriptor, target: Target) -> Support:
 
 def rank(desc: GroupNormBackwardDescriptor, target: Target) -> float:
     """Estimated microseconds."""
-    reads, launches = (3, 4) if planes(desc) is None else (2, 3)
+    reads, launches, part = (3, 4, 1.0) if planes(desc) is None else (2, 3, PLANES_PART)
     moved = sum(o.nbytes * (1 if o.is_written else reads) for o in desc.operands() if len(o.shape) == 3)
-    return card.LAUNCH_US * (launches if groups.sums(desc) else 2) + moved / card.BYTES_PER_US
+    return card.LAUNCH_US * (launches if groups.sums(desc) else 2) + part * moved / card.BYTES_PER_US
 
 
 def sizes(desc: GroupNormBackwardDescriptor) -> tuple[int, int]:
