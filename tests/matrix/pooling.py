@@ -1,4 +1,4 @@
-"""Pooling: channels last, whose elements go in vectors (bytes in short ones), and first; strides and gaps."""
+"""Pooling: channels last, whose elements go in vectors (bytes in short ones), and first; both; strides, gaps."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
         desc = cls(element=element, **SIZES, **how)
         yield desc.replace(layouts={o.name: LAST for o in desc.operands()})
         yield desc
+        yield desc.replace(layouts={o.name: LAST for o in desc.operands() if o.is_written})
         if op == "max_pool2d" or op.endswith("avg_pool2d_backward"):  # of single elements, and in short vectors
             size = how | ({"out_size": (5, 5)} if "adaptive" in op else {})
             for channels, step in ((59, 1), (101, 1), (386, 2)):

@@ -345,10 +345,21 @@ def test_groups_of_several_tiles(op: str, where: str, kernel: str | None, sizes:
     check_groups(op, where, kernel, sizes)
 
 
-@pytest.mark.parametrize("sizes", [(2, 4, 1500, 2), (1, 3, 2500, 3), (1, 2, 5000, 1)])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (2, 4, 1500, 2),
+        (1, 3, 2500, 3),
+        (1, 2, 5000, 1),
+        (3, 140, 34, 2),
+        (2, 140, 33, 2),
+        (1, 6000, 1, 2),
+        (1, 2100, 36, 2),
+    ],
+)
 @pytest.mark.parametrize(("where", "kernel"), places("split"))
 def test_parts_of_groups(where: str, kernel: str | None, sizes: tuple[int, ...]) -> None:
-    """Several programs share a group; groups of one channel."""
+    """Several programs share a group; groups of one channel, of several in a tile, of too many or too short ones."""
     check_groups("group_norm_backward", where, kernel, sizes)
 
 

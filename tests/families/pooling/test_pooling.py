@@ -210,6 +210,41 @@ def test_tiles(
     windows.tile.cache_clear()  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(("where", "kernel"), places("windows"))
+@pytest.mark.parametrize("written", [LAST, tp.Layout()])
+@pytest.mark.parametrize("op", OPS)
+def test_tiles_of_operands_that_lie_differently(
+    op: str, written: tp.Layout, where: str, kernel: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Channels of some are adjacent and rows of others."""
+    monkeypatch.setattr(windows, "MANY", 1)
+    windows.tile.cache_clear()  # type: ignore[attr-defined]
+    sizes: dict[str, Any] = {"batch": 2, "channels": 24, "height": 5, "width": 7, "element": "f32"}
+    how = {"out_size": (3, 4)} if "adaptive" in op else {"kernel": (3, 2), "stride": (2, 1), "padding": (1, 0)}
+    desc = tp.descriptor_types()[op](**sizes, **how)
+    other = tp.Layout() if written is LAST else LAST
+    desc = desc.replace(layouts={o.name: written if o.is_written else other for o in desc.operands()})
+    found = windows.tile(desc)
+    assert found.crossed
+    assert found.pixels > 1 < found.channels
+    plan = tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel))
+    assert check_plan(plan, runs=1, passes=("unit",)).compared
+    windows.tile.cache_clear()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("where", "kernel"), places("windows"))
+@pytest.mark.parametrize("op", OPS)
+def test_order_that_strides_tell_when_running(op: str, where: str, kernel: str | None) -> None:
+    """Every other element is an operand's: channels or rows may be what is nearest."""
+    sizes: dict[str, Any] = {"batch": 2, "channels": 6, "height": 5, "width": 7, "element": "f32"}
+    how = {"out_size": (3, 4)} if "adaptive" in op else {"kernel": (3, 2), "stride": (2, 1), "padding": (1, 0)}
+    desc = tp.descriptor_types()[op](**sizes, **how)
+    desc = desc.replace(layouts={o.name: tp.Layout.strided(alignment=16, stride_multiple=2) for o in desc.operands()})
+    assert windows.tile(desc).last is None
+    plan = tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel))
+    assert check_plan(plan, runs=1).compared
+
+
 def test_channels_that_alone_have_extents_are_adjacent() -> None:
     """A packed result of one pixel lies as one of channels last, whose tile it takes."""
     sizes: dict[str, Any] = {"batch": 4096, "channels": 256, "height": 7, "width": 7, "element": "f16"}

@@ -134,7 +134,7 @@ def test_any_strides_have_the_packed_bits(op: str, where: str) -> None:
     """x and out contiguous along the same axis, along different ones, or along none; rows of whole counters or not."""
     plans, device = set(), target(where).device_type
     numbers = {**OPS.get(op, {"p": 0.3}), "seed": 3, "offset": 4}
-    for shape in ((3, 70, 2), (2, 5, 40), (130, 33)):
+    for shape in ((3, 70, 2), (2, 5, 40), (130, 33), (3, 2, 263)):
         views = [
             lambda t: t,
             lambda t: torch.empty_like(t.mT, memory_format=torch.contiguous_format).mT,

@@ -234,3 +234,93 @@ def group_norm_gradient_kernel(
         if not ONE:
             g, hat = terms(dout, x, weight, m, r, row, start, col, mask, groups, per, pixels, COMPUTE)
         tl.store(dx + start + col, ((g - shift - hat * projection) * r).to(dx.dtype.element_ty), mask=mask)
+
+
+@jit
+def group_norm_planes_kernel(
+    dout,
+    x,
+    mean,
+    rstd,
+    totals,
+    projections,
+    planes,
+    size,
+    per,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """totals[p] = sum(dout), projections[p] = sum(dout * hat), of ROWS of the ``planes``: channels of all images.
+
+    A plane has ``size`` contiguous elements.
+    """
+    begin(OVERLAPS)
+    plane = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    inside = plane < planes
+    start = plane.to(tl.int64) * size
+    row = plane // per
+    m = tl.load(mean + row, mask=inside, other=0.0)
+    r = tl.load(rstd + row, mask=inside, other=0.0)
+    a = tl.zeros((ROWS, BLOCK), COMPUTE)
+    b = tl.zeros((ROWS, BLOCK), COMPUTE)
+    for step in range(tl.cdiv(size, BLOCK)):
+        col = step * BLOCK + tl.arange(0, BLOCK)[None, :]
+        mask = inside & (col < size)
+        g = tl.load(dout + start + col, mask=mask, other=0.0).to(COMPUTE)
+        v = tl.load(x + start + col, mask=mask, other=0.0).to(COMPUTE)
+        a += g
+        b += g * ((v - m) * r)
+    tl.store(totals + plane, tl.sum(a, 1, keep_dims=True), mask=inside)
+    tl.store(projections + plane, tl.sum(b, 1, keep_dims=True), mask=inside)
+
+
+@jit
+def group_norm_of_planes_kernel(
+    dout,
+    x,
+    mean,
+    rstd,
+    weight,
+    dx,
+    totals,
+    projections,
+    size,
+    n,
+    groups,
+    per,
+    shares,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PER: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """dx of ROWS planes of one group, from the sums of all its planes, of which there are at most PER.
+
+    ``shares`` programs have one group.
+    """
+    begin(OVERLAPS)
+    row, share = tl.program_id(0) // shares, tl.program_id(0) % shares
+    other = tl.arange(0, PER)
+    exists, at = other < per, row.to(tl.int64) * per + other
+    a = tl.load(totals + at, mask=exists, other=0.0)
+    b = tl.load(projections + at, mask=exists, other=0.0)
+    own = share * ROWS + tl.arange(0, ROWS)[:, None]
+    inside, scale = own < per, tl.full((ROWS, 1), 1.0, COMPUTE)
+    if weight is not None:
+        first = weight + row % groups * per
+        w = tl.load(first + other, mask=exists, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+        a, b = a * w, b * w
+        scale = tl.load(first + own, mask=inside, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+    total = tl.full((), n, COMPUTE)
+    shift, projection = tl.sum(a, 0) / total, tl.sum(b, 0) / total
+    m, r = tl.load(mean + row), tl.load(rstd + row)
+    start = (row.to(tl.int64) * per + own) * size
+    for step in range(tl.cdiv(size, BLOCK)):
+        col = step * BLOCK + tl.arange(0, BLOCK)[None, :]
+        mask = inside & (col < size)
+        g = tl.load(dout + start + col, mask=mask, other=0.0).to(COMPUTE) * scale
+        hat = (tl.load(x + start + col, mask=mask, other=0.0).to(COMPUTE) - m) * r
+        tl.store(dx + start + col, ((g - shift - hat * projection) * r).to(dx.dtype.element_ty), mask=mask)

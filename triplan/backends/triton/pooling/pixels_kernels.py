@@ -98,7 +98,7 @@ def resize_kernel(
     whether it interpolates along this axis, in ACC.
     """
     image, row, column, channel, mask = coordinates(
-        batch, channels, rows, columns, tiles_channels, LAST, BLOCK_P, BLOCK_C
+        out_strides, batch, channels, rows, columns, tiles_channels, LAST, BLOCK_P, BLOCK_C
     )
     top, down = source(row, step_rows, height[0], BETWEEN_ROWS, CENTERS, POSITION)
     left, right = source(column, step_columns, width[0], BETWEEN_COLUMNS, CENTERS, POSITION)
@@ -170,7 +170,7 @@ def resize_backward_kernel(
     them at a time, as in ``windows_kernels``. No pixel is written twice.
     """
     image, row, column, channel, mask = coordinates(
-        batch, channels, height, width, tiles_channels, LAST, BLOCK_P, BLOCK_C
+        dx_strides, batch, channels, height, width, tiles_channels, LAST, BLOCK_P, BLOCK_C
     )
     top = first_reader(
         row, step_rows, inverse_rows, height[0], rows[0], lead_rows, corrections_rows,

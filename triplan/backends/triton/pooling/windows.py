@@ -34,6 +34,11 @@ AREA, CHANNELS = 1024, 64
 #: Results from which on programs have tiles, which are large; and neighbouring results of a program of fewer and of
 #: more. Untuned.
 MANY, RESULTS = 1 << 17, (128, 256)
+#: Pixels, and channels at most, of a tile where channels of some operands are adjacent and pixels of others: each is
+#: accessed along what is adjacent, and threads exchange the tile. Untuned.
+CROSSED = (32, 32)
+#: One over the part of the bytes from which on such operands count. Untuned.
+CROSSED_PART = 8
 #: Elements of the tile of a single warp, which shares what it computes of a pixel among 2 to 8 channels a thread.
 WARP_AREA = 256
 WARPS = 4
@@ -93,16 +98,19 @@ class Tile(NamedTuple):
 
     Attributes:
         pixels, channels: of its tile; with one channel, as many neighbouring results as ``pixels`` says.
-        last: whether most bytes have their channels adjacent: results are numbered in this order then.
+        last: whether most bytes have their channels adjacent: results are numbered in this order then. None: no operand
+            tells, and the kernel compares strides.
         warps: of its program.
         sweeps: whether it goes through all channels of its pixels.
+        crossed: whether some operands have their channels adjacent and others their pixels.
     """
 
     pixels: int
     channels: int
-    last: bool
+    last: bool | None
     warps: int = WARPS
     sweeps: bool = False
+    crossed: bool = False
 
 
 def _unit_axis(o: Operand) -> int | None:
@@ -141,6 +149,13 @@ def _is_short(desc: PoolProblem) -> bool:
     return _lanes(desc.operand("x"), desc.channels) * desc.element.itemsize <= SHORT
 
 
+def _across(across: int, least: int, channels: int) -> int:
+    """Channels of a tile: ``across``, or down to ``least`` until at most a sixth is idle."""
+    while across > least and 6 * (-channels % across) > channels:
+        across //= 2
+    return across
+
+
 @fact
 def tile(desc: PoolProblem) -> Tile:
     """Tiles of channels where these are adjacent and go in vectors; elsewhere neighbouring results, so that a program
@@ -149,23 +164,23 @@ def tile(desc: PoolProblem) -> Tile:
     written = next(o for o in images if o.is_written)
     votes = {axis: sum(o.nbytes for o in images if _unit_axis(o) == axis) for axis in (1, 3)}
     last = votes[1] >= votes[3] + (_unit_axis(written) != 1)
+    order = last if any(votes.values()) else None
     lanes = min((_lanes(o, desc.channels) for o in images if _unit_axis(o) == 1), default=1)
     results = written.numel
     if results < MANY:
-        return Tile(RESULTS[0], 1, last)
+        return Tile(RESULTS[0], 1, order)
+    if desc.channels > 1 and CROSSED_PART * min(votes.values()) >= max(max(votes.values()), 1) and results < I32_LIMIT:
+        return Tile(CROSSED[0], _across(CROSSED[1], CROSSED[1] // 2, desc.channels), last, crossed=True)
     vectors = last and lanes > 1
     across = CHANNELS if vectors else WARP_AREA
-    least = lanes if vectors else 64 if last else across + 1
-    # Down to tiles of which at most a sixth is idle.
-    while across > least and 6 * (-desc.channels % across) > desc.channels:
-        across //= 2
+    across = _across(across, lanes if vectors else 64 if last else across + 1, desc.channels)
     half = 2 if _is_short(desc) else 1
     if vectors or results >= I32_LIMIT:
         return Tile((AREA if desc.element.itemsize < 8 else AREA // 2) // half // across, across, last)
     if last and 6 * (-desc.channels % across) <= desc.channels:
         across = min(across, WARP_AREA // half)
         return Tile(WARP_AREA // half // across, across, last, warps=1)
-    return (last and _swept(desc)) or Tile(RESULTS[1], 1, last)
+    return (last and _swept(desc)) or Tile(RESULTS[1], 1, order)
 
 
 def unrolled(desc: PoolProblem, rows: int, columns: int, indices: bool = False) -> dict[str, int]:
@@ -176,7 +191,8 @@ def unrolled(desc: PoolProblem, rows: int, columns: int, indices: bool = False) 
         return {"ROWS": rows, "COLUMNS": columns}
     loads = WARP_INDEX_LOADS if indices else SHORT_LOADS if _is_short(desc) else WARP_LOADS
     if found.warps > 1:
-        each = found.pixels * found.channels * desc.element.itemsize // (32 * found.warps)
+        size = desc.element.itemsize + (ElementKind.I64.itemsize if indices and found.crossed else 0)
+        each = found.pixels * found.channels * size // (32 * found.warps)
         most = LOADED_BYTES if desc.element.itemsize < 8 else LOADED_BYTES // 3
         loads = min(LOADS, max(most // each, 1))
     if isinstance(desc, MaxPool2dDescriptor):

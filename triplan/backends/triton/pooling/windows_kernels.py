@@ -57,18 +57,25 @@ def nearest(at, end):
 
 @jit
 def coordinates(
-    batch, channels, rows, columns, tiles_channels, LAST: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr
-):
+    strides, batch, channels, rows, columns, tiles_channels, LAST: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):  # fmt: skip
     """(image, row, column, channel, which exist) of this program's results, which broadcast to [BLOCK_P, BLOCK_C].
 
     BLOCK_P pixels of any images by BLOCK_C channels, [BLOCK_P, 1] and [1, BLOCK_C]: the first ones of each pixel if
     ``tiles_channels`` is None. With BLOCK_C = 1, BLOCK_P neighbouring results, of channels last if LAST and of rows
-    otherwise: all [BLOCK_P, 1], and ``tiles_channels`` is None.
+    otherwise: all [BLOCK_P, 1], and ``tiles_channels`` is None. LAST is None: of what has the smaller of ``strides``.
     """
     program = tl.program_id(0)
     if BLOCK_C == 1:
         point = program * BLOCK_P + tl.arange(0, BLOCK_P)[:, None]
-        if LAST:
+        if LAST is None:
+            channel = tl.zeros_like(point)
+            if strides[1] < strides[3]:
+                pixel = quotient(point, channels)
+                channel = point - pixel * channels[0]
+                point = pixel
+        elif LAST:
             pixel = quotient(point, channels)
             channel = point - pixel * channels[0]
             point = pixel
@@ -82,7 +89,12 @@ def coordinates(
     column = point - line * columns[0]
     image = quotient(line, rows)
     row = line - image * rows[0]
-    if BLOCK_C == 1 and not LAST:
+    if BLOCK_C == 1 and LAST is None:
+        if strides[1] >= strides[3]:
+            plane = image
+            image = quotient(plane, channels)
+            channel = plane - image * channels[0]
+    elif BLOCK_C == 1 and not LAST:
         plane = image
         image = quotient(plane, channels)
         channel = plane - image * channels[0]
@@ -153,7 +165,7 @@ def pool_kernel(
     ``kernel_columns``: extents of the largest window; dilations: None for 1.
     """
     image, row, column, channel, inside = coordinates(
-        batch, channels, rows, columns, tiles_channels, LAST, BLOCK_P, BLOCK_C
+        out_strides, batch, channels, rows, columns, tiles_channels, LAST, BLOCK_P, BLOCK_C
     )
     top, bottom = window(row, kernel_rows, stride_rows, above, dilation_rows, height, rows, ADAPTIVE)
     first, last = window(column, kernel_columns, stride_columns, left, dilation_columns, width, columns, ADAPTIVE)
@@ -254,7 +266,7 @@ def pool_backward_kernel(
     other window contains it. No pixel is written twice.
     """
     image, row, column, channel, inside = coordinates(
-        batch, channels, height, width, tiles_channels, LAST, BLOCK_P, BLOCK_C
+        dx_strides, batch, channels, height, width, tiles_channels, LAST, BLOCK_P, BLOCK_C
     )
     if ADAPTIVE:
         top, first = quotient(row * rows[0], height), quotient(column * columns[0], width)
@@ -332,7 +344,9 @@ def average_backward_kernel(
     A program finds the ROWS by COLUMNS windows of BLOCK_P pixels once, for all channels: a pixel's windows take far
     more instructions than an element.
     """
-    image, row, column, channel, inside = coordinates(batch, channels, height, width, None, True, BLOCK_P, BLOCK_C)
+    image, row, column, channel, inside = coordinates(
+        dx_strides, batch, channels, height, width, None, True, BLOCK_P, BLOCK_C
+    )
     if ADAPTIVE:
         top, first = quotient(row * rows[0], height), quotient(column * columns[0], width)
     else:

@@ -33,6 +33,10 @@ ROW_BYTES = 64
 COUNTERS, ODD_COUNTERS, THREADS = 4, 8, 1 << 18
 #: The same of rows that begin within a counter, if no x is read: a loop goes over the counters. Chosen on an H200.
 LOOPED_COUNTERS = 12
+#: Bytes of a sector of the cache.
+SECTOR = 32
+#: Elements of a program at most that draws short integers: more spill where each has an address. Untuned.
+INTEGERS = 1024
 #: Bytes of a row of x up to which one thread reads it, if out is contiguous across rows: a line of the cache, which
 #: stays in L1 until its last element is read.
 SHORT_ROW = 128
@@ -57,6 +61,7 @@ class Geometry:
         shared: elements of a counter.
         height, width: rows and columns of a program's tile.
         programs: the grid.
+        shifted: whether tiles have the same columns of all rows, which begin at different elements of counters.
         threads: those that have work, each on a tile, if all tensors are contiguous along ``across``; or if out is, and
             rows of x are short.
     """
@@ -69,6 +74,7 @@ class Geometry:
     width: int
     programs: int
     threads: int = 0
+    shifted: bool = False
 
 
 def tensors(desc: RandomDescriptor) -> list[Operand]:
@@ -100,12 +106,21 @@ def dims(desc: RandomDescriptor) -> list[Dim]:
 def geometry(desc: RandomDescriptor) -> Geometry:
     *outer, columns = dims(desc)
     shared, elements = 2 if desc.is_wide else 4, block_of(desc)
+    if desc.op == "randint" and columns.strides[1] != 1 and desc.element.itemsize < 4:
+        elements = min(elements, INTEGERS)
     beside = [d for d in outer if any(s == 1 != t for s, t in zip(d.strides[1:], columns.strides[1:], strict=True))]
     across = next((d for d in beside if d.strides[1] == 1), beside[0] if beside else None)
     outer = [d for d in outer if d is not across]
     points, widest = math.prod(d.size for d in outer), columns.size + shared - 1
     is_short = columns.size * max(o.element.itemsize for o in tensors(desc)) <= SHORT_ROW
-    if across is not None and across.strides[1] == 1 and (is_short or all(s == 1 for s in across.strides[2:])):
+    # Threads that neighbour each other along a few elements would write parts of sectors.
+    is_flat = across is not None and across.size * desc.operand("out").element.itemsize < SECTOR <= columns.size // 8
+    if (
+        across is not None
+        and across.strides[1] == 1
+        and not is_flat
+        and (is_short or all(s == 1 for s in across.strides[2:]))
+    ):
         most = ceil_power(max(desc.operand("out").numel // (shared * THREADS), 1))
         odd = ODD_COUNTERS if desc.op in READING else LOOPED_COUNTERS
         most = min(most, COUNTERS if is_aligned([*outer, across], shared) else odd)
@@ -119,6 +134,11 @@ def geometry(desc: RandomDescriptor) -> Geometry:
         height = max(height, min(TURNED_ROWS[0], ceil_power(across.size)))
         width = max(min(elements // height, ceil_power(widest)), shared)
         lines = points * -(-across.size // height)
+        if height >= TURNED_ROWS[0] and not is_aligned([*outer, across], shared):
+            # The kernel drops the elements of the first counter that precede each row: a tile has as many more.
+            width = max(width, 2 * shared)
+            programs = lines * -(-columns.size // (width - shared))
+            return Geometry(tuple(outer), across, columns, shared, height, width, programs, shifted=True)
     else:
         reached = columns.size if is_aligned(outer, shared) else widest
         _, width = row_tile(min(elements, max(ceil_power(reached), 8)), elements, reached)
@@ -182,5 +202,5 @@ def rows(desc: RandomDescriptor, target: Target) -> list[Launch]:
     else:
         which = kernels.rows_kernel
         args["rows"] = Int(lines, wide, power_of_two_in(lines))
-        made |= {"TURNED": g.across is not None, "BLOCK_ROWS": g.height, "BLOCK_COLUMNS": g.width}
+        made |= {"TURNED": g.across is not None, "SHIFTED": g.shifted, "BLOCK_ROWS": g.height, "BLOCK_COLUMNS": g.width}
     return [Launch(which, g.programs, args, made, WARPS, max_registers=most, fuses=False)]

@@ -51,6 +51,36 @@ def _write(
 
 
 @jit
+def _write_shifted(
+    out, x, parameters, state, out_start, x_start, out_strides, x_strides, counter, skipped, column, live, NUMBER,
+    PAIRED, WIDE,
+):  # fmt: skip
+    """As ``_write``, where the first counter of row r begins with ``skipped``[r] elements of what precedes.
+
+    Those are dropped by a gather, which is also the exchange between threads: rows then have equal columns at equal
+    positions of the tile, so that neighbouring rows are neighbours in memory. The last columns are not ``live``.
+    """
+    seed, offset = state_of(state)
+    a, b = pairs(seed, offset, counter, WIDE)
+    if PAIRED:
+        first, second = NUMBER(a, b, parameters)
+        found = tl.join(first, second).reshape(live.shape).to(out.dtype.element_ty)
+    elif x is None:
+        found = NUMBER(tl.join(a, b).reshape(live.shape), None, parameters, out.dtype.element_ty)
+        found = found.to(out.dtype.element_ty)
+    else:
+        found = tl.join(a, b).reshape(live.shape)
+    own = tl.arange(0, live.shape[1])[None, :]
+    found = tl.gather(found, tl.minimum(own + skipped[:, None], live.shape[1] - 1), 1)
+    if x is not None:
+        at = x + (x_start[:, None] + _along(column, x_strides[2]))
+        given = load_tile(at, live, None, x_strides[2] is None or x_strides[1] is None)
+        found = NUMBER(found, given, parameters, out.dtype.element_ty).to(out.dtype.element_ty)
+    to = out + (out_start[:, None] + _along(column, out_strides[2]))
+    store_tile(to, found, live, out_strides[2] is None or out_strides[1] is None)
+
+
+@jit
 def rows_kernel(
     out,
     x,
@@ -68,6 +98,7 @@ def rows_kernel(
     PAIRED: tl.constexpr,
     WIDE: tl.constexpr,
     TURNED: tl.constexpr,
+    SHIFTED: tl.constexpr,
     ALIGNED: tl.constexpr,
     POINT_TYPE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -87,7 +118,8 @@ def rows_kernel(
         parameters = SCALARS(parameters, out.dtype.element_ty)
     SHARED: tl.constexpr = 2 if WIDE else 4
     ALL: tl.constexpr = 2**63 - 1 if WIDE else 2**62 - 1
-    blocks = tl.cdiv(columns + SHARED - 1, BLOCK_COLUMNS)
+    STEP: tl.constexpr = BLOCK_COLUMNS - SHARED if SHIFTED else BLOCK_COLUMNS
+    blocks = tl.cdiv(columns if SHIFTED else columns + SHARED - 1, STEP)
     line, block = tl.program_id(0) // blocks, (tl.program_id(0) % blocks).to(POINT_TYPE)
     if TURNED:
         across = tl.cdiv(rows, BLOCK_ROWS)
@@ -101,11 +133,18 @@ def rows_kernel(
     out_start, x_start = _start(outer, row, sizes, out_strides, TURNED), None
     if x is not None:
         x_start = _start(outer, row, sizes, x_strides, TURNED)
-    group = block.to(tl.int64) * (BLOCK_COLUMNS // SHARED) + tl.arange(0, BLOCK_COLUMNS // SHARED)
+    group = block.to(tl.int64) * (STEP // SHARED) + tl.arange(0, BLOCK_COLUMNS // SHARED)
     counter = ((index >> (1 if WIDE else 2))[:, None] + group[None, :]) & ALL
-    column = (block * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS))[None, :]
+    place = tl.arange(0, BLOCK_COLUMNS)[None, :]
+    column = block * STEP + place
     in_rows = (row < rows)[:, None]
-    if ALIGNED and (first & (SHARED - 1)) == 0:
+    if SHIFTED:
+        skipped = (index & (SHARED - 1)).to(tl.int32)
+        _write_shifted(
+            out, x, parameters, state, out_start, x_start, out_strides, x_strides, counter, skipped, column,
+            in_rows & (column < columns) & (place < STEP), NUMBER, PAIRED, WIDE,
+        )  # fmt: skip
+    elif ALIGNED and (first & (SHARED - 1)) == 0:
         # (If the last counter is whole, there may be one block too many.)
         if block * BLOCK_COLUMNS < columns:
             _write(

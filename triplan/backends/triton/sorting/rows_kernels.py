@@ -9,8 +9,9 @@ A key and its position are packed into one integer: these are distinct, so that 
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
+from triplan.backends.triton.common.offsets_kernels import load_tile
 from triplan.backends.triton.common.rows_kernels import axis_offset
-from triplan.backends.triton.sorting.shared_kernels import kept_of, load_keys
+from triplan.backends.triton.sorting.shared_kernels import kept_of, key_of
 
 
 @jit
@@ -63,7 +64,10 @@ def sort_rows_kernel(
     col = tl.arange(0, BLOCK)[None, :]
     live = (row < rows) & (col < n)
     at = x + row * x_strides[0]
-    key = load_keys(at, x_strides[1], col, live, BITS, INFINITY, DESCENDING)
+    # Consecutive threads have consecutive columns, whatever is adjacent: otherwise each step of the sort would go
+    # through shared memory.
+    bits = load_tile(at + axis_offset(col, x_strides[1]), live, 0, x_strides[1] is None)
+    key = key_of(bits, BITS, INFINITY, DESCENDING)
     place = positions_in_order(key, live, BITS, ROWS, BLOCK)
     to, live = kept_of(col, live, first, kept)
     if values is not None:
