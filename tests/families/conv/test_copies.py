@@ -23,12 +23,12 @@ def test_padded_copies(extents: tuple[int, ...]) -> None:
     x = torch.randn(extents)
     channels, columns = extents[1], extents[3]
     packed = tp.Layout()
-    for last, role, (left, right) in itertools.product((False, True), ("input", "output"), ((0, 0), (3, 2))):
+    lasts = (None, tp.Layout.strided(unit_axis=1), tp.Layout.strided(order=(0, 2, 3, 1)))
+    for last, role, (left, right) in itertools.product(lasts, ("input", "output"), ((0, 0), (3, 2))):
         if role == "output" and right:
             continue
         own = x.to(memory_format=torch.channels_last).clone() if last else x
-        layout = tp.Layout.strided(unit_axis=1) if last else packed
-        o = tp.Operand("x", tp.descriptors.Role(role), tp.ElementKind.F32, extents, layout=layout)
+        o = tp.Operand("x", tp.descriptors.Role(role), tp.ElementKind.F32, extents, layout=last or packed)
         (plain,) = copies.plain({o: 1})
         copy = plain._replace(columns=columns + left + right, left=left)
         launch = copies.launch(copy)
