@@ -366,7 +366,8 @@ def test_what_is_selected() -> None:
         last = desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 4})
         assert tp.plan(last, target=H200).sku().kernel == "wgmma"
         assert tp.plan(last, target="a100").sku().kernel == "tiles"
-        assert tp.plan(last.replace(groups=4), target=H200).sku().kernel == "tiles"
+        grouped = "tiles" if op == "conv2d_backward_weight" else "wgmma"
+        assert tp.plan(last.replace(groups=4), target=H200).sku().kernel == grouped
         rgb = last.replace(in_channels=3, kernel=(7, 7), stride=(2, 2), padding=(3, 3, 3, 3))
         first = rgb.replace(layouts={name: layout for name, layout in rgb.layouts if "out" in name})
         for desc in (rgb, first):
@@ -379,7 +380,7 @@ def test_what_the_hopper_kernel_refuses() -> None:
     last = tp.Conv2dDescriptor(**big, layouts=dict.fromkeys(("x", "weight", "out"), LAST))
     loose = last.replace(layouts={"x": tp.Layout.strided(unit_axis=1, alignment=16)})
     for desc, reason in (
-        (last.replace(groups=2), "2 groups; it has one"),
+        (last.replace(groups=16), "16 groups; it takes up to 8"),
         (last.replace(stride=(1, 3)), "strides .1, 3.; it has 1 and 2"),
         (last.replace(layouts={}), "x is packed with channels first"),
         (loose, "x is promised stride_multiple=1; a multiple of 8 is needed"),
