@@ -310,9 +310,9 @@ def test_convolutions_of_tf32(name: str, op: str) -> None:
 
 #: As ``CASES``, of groups whose channels and filters end within a block: what another group has must not be read.
 GROUPED: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
-    "two": ((2, 144, 9, 8, 80, 3, 3), {"padding": (2, 2, 2, 2), "dilation": (2, 2), "groups": 2, "has_bias": True}),
-    "strided": ((2, 64, 9, 10, 96, 3, 3), {"padding": (1, 1, 1, 1), "stride": (2, 2), "groups": 4, "has_bias": True}),
-    "pointwise": ((2, 96, 5, 6, 48, 1, 1), {"groups": 3}),
+    "two": ((2, 144, 6, 5, 176, 3, 3), {"padding": (2, 2, 2, 2), "dilation": (2, 2), "groups": 2, "has_bias": True}),
+    "strided": ((2, 144, 9, 10, 128, 3, 3), {"padding": (1, 1, 1, 1), "stride": (2, 2), "groups": 2, "has_bias": True}),
+    "pointwise": ((2, 288, 5, 6, 192, 1, 1), {"groups": 3}),
 }
 
 
@@ -338,11 +338,10 @@ def test_groups_meet_no_infinity_of_others(op: str) -> None:
 
 @pytest.mark.parametrize("op", OPS[:2])
 def test_groups_that_maps_cannot_divide(op: str) -> None:
-    """A group of 4 channels begins at no multiple of 16 bytes; each of many groups would have a launch."""
-    few, many = ((2, 8, 5, 6, 8, 1, 1), {"groups": 2}), ((2, 128, 5, 6, 128, 1, 1), {"groups": 16})
-    for case in (few, many):
-        with pytest.raises(tp.Unsupported, match="group"):
-            tp.plan(problem(op, *case), target=FEW, kernel="wgmma")
+    """A group of 68 channels begins at no multiple of 16 bytes; each of many groups would have a launch."""
+    for channels, groups, reason in ((136, 2, "68 .* in a group"), (1024, 16, "up to 8"), (64, 2, "64 or more")):
+        with pytest.raises(tp.Unsupported, match=reason):
+            tp.plan(problem(op, (2, channels, 5, 6, channels, 1, 1), {"groups": groups}), target=FEW, kernel="wgmma")
 
 
 #: As ``CASES``, of channels and filters that TMA does not move.

@@ -48,8 +48,9 @@ HOPPER: dict[str, Any] = {
 _GLUON_ELEMENT = {ElementKind.F16: gl.float16, ElementKind.BF16: gl.bfloat16, ElementKind.F32: gl.float32}
 #: Rows of tiles that are computed together, for the L2 cache.
 GROUP = 8
-#: Groups at most, as each has a launch of its own. Untuned.
-MOST_GROUPS = 8
+#: Groups at most, and channels and filters of one at least, as each has a launch of its own: one launch of ``tiles`` takes
+#: less time if groups are small. Untuned.
+MOST_GROUPS, LEAST_OF_GROUP = 8, 64
 #: Steps from which on tiles of large boxes are stored during the next: of fewer, this took longer on an H200.
 HELD_STEPS = 8
 #: (blocks of filters, blocks of channels under a tap) of tiles of the gradient of weight.
@@ -149,6 +150,9 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
         return Support.no("f32 is multiplied as f32; it multiplies as tf32")
     if desc.groups > (most := 1 if shared.of_weight(desc) else MOST_GROUPS):
         return Support.no(f"{desc.groups} groups; it takes up to {most}, a launch each")
+    if desc.groups > 1 and min(desc.channels, desc.filters) < LEAST_OF_GROUP:
+        sizes = f"{desc.channels} channels and {desc.filters} filters"
+        return Support.no(f"groups of {sizes}; it takes {LEAST_OF_GROUP} or more of each")
     if max(desc.stride) > 2:
         return Support.no(f"strides {desc.stride}; it has 1 and 2")
     if min(n - s for n, s in zip((desc.height, desc.width), desc.stride, strict=True)) < 0:
