@@ -48,8 +48,8 @@ HOPPER: dict[str, Any] = {
 _GLUON_ELEMENT = {ElementKind.F16: gl.float16, ElementKind.BF16: gl.bfloat16, ElementKind.F32: gl.float32}
 #: Rows of tiles that are computed together, for the L2 cache.
 GROUP = 8
-#: Groups at most, and channels and filters of one at least, as each has a launch of its own: one launch of ``tiles`` takes
-#: less time if groups are small. Untuned.
+#: Groups at most, and channels and filters of one at least, as each has a launch of its own: if groups are small, one
+#: launch of ``tiles`` takes less time. Untuned.
 MOST_GROUPS, LEAST_OF_GROUP = 8, 64
 #: Steps from which on tiles of large boxes are stored during the next: of fewer, this took longer on an H200.
 HELD_STEPS = 8
