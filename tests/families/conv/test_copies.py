@@ -18,8 +18,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Trit
 
 @pytest.mark.interpret
 @pytest.mark.parametrize("extents", [(2, 3, 4, 9), (2, 70, 5, 13), (3, 70, 1, 1), (5, 17, 2, 70)], ids=str)
-def test_padded_copies(extents: tuple[int, ...]) -> None:
+def test_padded_copies(extents: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Channels and columns that the image does not have are 0; of outputs, only what they have is written."""
+    monkeypatch.setattr(copies, "JOINED", 1)
     x = torch.randn(extents)
     channels, columns = extents[1], extents[3]
     packed = tp.Layout()

@@ -24,8 +24,9 @@ SIDE = 64
 AREA = 4096
 #: Channels of a tile at most, and how many columns more than there are tiles may have. Untuned.
 MOST_CHANNELS, IDLE = 256, 1.2
-#: Columns of a row at most: they are counted in 32 bits.
-MOST_COLUMNS = 2**30
+#: Elements of a copy from which on it has more large tiles than multiprocessors; of fewer, each image has small tiles
+#: of its own. Untuned. Columns of a row at most: they are counted in 32 bits.
+JOINED, MOST_COLUMNS = 2**20, 2**30
 
 
 class Padded(NamedTuple):
@@ -139,7 +140,7 @@ class Lines(NamedTuple):
 
 
 def _lines(c: Padded) -> Lines:
-    """What follows each other with one stride, on both sides, is one row: images of one pixel, packed images, and all
+    """What follows each other with one stride, on both sides, is one row: images of one pixel, packed images, and many
     images whose channels are last without gaps."""
     (height, width), same = c.operand.shape[2:], c.columns == c.operand.shape[3] and c.left == c.taps == 0
     if same and height * width == 1:
@@ -155,7 +156,8 @@ def _joined(c: Padded) -> bool:
     """Whether the columns of all images have one stride in the operand, as they have in the copy."""
     shape, same = c.operand.shape, c.columns == c.operand.shape[3] and c.left == c.taps == 0
     pixels = c.images * shape[2] * shape[3]
-    return same and shape[3] > 1 and c.operand.layout.order == (1 - c.axis, 2, 3, c.axis) and pixels < MOST_COLUMNS
+    large = pixels * c.channels >= JOINED and pixels < MOST_COLUMNS
+    return large and same and shape[3] > 1 and c.operand.layout.order == (1 - c.axis, 2, 3, c.axis)
 
 
 def _tile(c: Padded) -> tuple[int, int]:
