@@ -12,6 +12,7 @@ import triplan as tp
 from matrix import VECTORS, Build, Patterns, compiles, planned
 
 LAST = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
+ORDERED = tp.Layout.strided(order=(0, 2, 3, 1), alignment=16)
 SIZES: dict[str, Any] = {"batch": 64, "height": 56, "width": 56, "kernel": (3, 3), "padding": (1, 1, 1, 1)}
 #: Copies of 16 bytes from memory to shared memory, which run while tiles are multiplied.
 COPIES = r"cp\.async\.cg\.shared\.global \[[^\]]+\], \[[^\]]+\], 0x10"
@@ -59,11 +60,33 @@ def ragged(op: str) -> Iterator[tp.Descriptor]:
         yield desc.replace(in_channels=127, out_channels=129, layouts=loose)
 
 
+def pointwise(op: str) -> Iterator[tp.Descriptor]:
+    """Channels that are read and written one by one, in words of 4 bytes and in vectors."""
+    cls: Any = tp.descriptor_types()[op]
+    bias = {"has_bias": True} if op == "conv2d" else {}
+    for channels, filters, more in ((95, 108, {}), (37, 128, bias), (79, 125, bias), (128, 94, {}), (16, 7, bias)):
+        desc = cls(
+            element="bf16",
+            in_channels=channels,
+            out_channels=filters,
+            batch=64,
+            height=56,
+            width=56,
+            kernel=(1, 1),
+            **more,
+        )
+        yield desc.replace(
+            layouts={o.name: ORDERED for o in desc.operands() if o.name != "weight" and len(o.shape) == 4}
+        )
+
+
 def asks(arch: str, desc: Any, entry: str, name: str) -> Patterns:
     if entry.endswith("wgmma") or entry in ("windowed", "interleaved"):
         turned = desc.op == "conv2d_backward_weight" and desc.math  # wgmma would read pixels side by side
         product = r"mma\.sync" if turned else r"wgmma\.mma_async"
         return ((product, r"cp\.async\.bulk\.tensor") if "wgmma" in name else ()), ()
+    if entry == "pointwise":
+        return (r"wgmma\.mma_async" if arch == "sm90a" else r"mma\.sync",), ()
     if entry == "dots":
         return (r"fma\.rn\.f(32|64)",), (r"mma",)
     if entry == "banded":
@@ -91,6 +114,7 @@ def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
     found = {
         "wgmma": boxes(op),
         "converted_wgmma": ragged(op),
+        "pointwise": pointwise(op),
     }
     for build in planned(op, entry, target, found.get(entry, problems(op)), partial(asks, target.arch.value)):
         # With Triton 3.9 registers spill where each channel is a group. ``depthwise`` is for these.

@@ -59,7 +59,7 @@ def summed(desc: Any) -> int:
 
 def sums_taps(desc: Any) -> bool:
     """Whether what is written is one pixel, and what is shuffled the taps of a row."""
-    return bool(desc.kernel[0] == 1)
+    return bool(desc.kernel[0] == 1 < desc.kernel[1])
 
 
 def shuffled(n: int) -> Tensor:
@@ -113,6 +113,7 @@ def problem(
     last: bool = False,
     narrow: bool = False,
     tf32: bool = False,
+    pointwise: bool = False,
     **fields: Any,
 ) -> Convolution:
     unit = 8 if eights else 2  # TMA moves 8 channels
@@ -140,6 +141,9 @@ def problem(
     desc = cls(**{**sizes, **fields}, element=element)
     if tf32 and element is tp.ElementKind.F32:
         desc = desc.replace(math="tf32")
+    if pointwise:
+        order = tp.Layout.strided(order=(0, 2, 3, 1))
+        desc = desc.replace(kernel=(1, 1), layouts={o.name: order for o in desc.operands() if o.name in OF_IMAGES})
     if last:
         promised = (o.name for o in desc.operands() if len(o.shape) == 4 and o.shape[1] % LAST.stride_multiple == 0)
         desc = desc.replace(layouts=dict.fromkeys(promised, LAST))
@@ -154,6 +158,7 @@ for _op in ("conv2d", "conv2d_backward_input", "conv2d_backward_weight"):
         {"depthwise": True},
         {"eights": True},
         {"eights": True, "last": True, "stride": (1, 2), "padding": (1, 0, 1, 1)},
+        *([{"pointwise": True}] if _op != "conv2d_backward_weight" else []),
         *([{"eights": True, "last": True, "narrow": True}] if _op == "conv2d" else []),
         *([{"tf32": True}, {"depthwise": True, "last": True}] if _op == "conv2d_backward_weight" else []),
     )(partial(problem, _op))

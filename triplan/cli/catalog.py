@@ -141,6 +141,7 @@ def examples(cls: type[Descriptor], **fixed: Any) -> Iterator[Descriptor]:
                     yield from (of.replace(math="tf32") for of in (found, _with_channels_last(found)))
                 yield _with_channels_last(found.replace(kernel=(1, OUTER)))
                 yield _with_channels_last(found.replace(in_channels=OUTER, stride=(2, 2)))
+                yield _in_one_piece(found.replace(in_channels=INNER + 1, kernel=(1, 1)))
             elif cls.category is OpCategory.GEMM:
                 yield from (found.replace(n=1), found.replace(k=1), found.replace(n=INNER + 1), _by_columns(found))
             elif cls.category is OpCategory.ATTENTION:
@@ -162,6 +163,12 @@ def _by_columns(desc: Descriptor) -> Descriptor:
 def _with_channels_last(desc: Descriptor) -> Descriptor:
     last = Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
     return desc.replace(layouts={o.name: last for o in desc.operands() if len(o.shape) == 4})
+
+
+def _in_one_piece(desc: Descriptor) -> Descriptor:
+    """``desc`` with images whose channels are last without gaps."""
+    order = Layout.strided(order=(0, 2, 3, 1), alignment=16)
+    return desc.replace(layouts={o.name: order for o in desc.operands() if o.name in ("x", "dout", "out", "dx")})
 
 
 def _choices(annotation: Any) -> list[Any]:

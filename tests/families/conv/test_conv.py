@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import triplan as tp
 import triplan.functional as F  # noqa: N812
 import triplan.nn
-from triplan.backends.triton.conv import depthwise
+from triplan.backends.triton.conv import depthwise, pointwise
 from triplan.testing import check_plan, descriptors
 
 Tensor = torch.Tensor
@@ -244,6 +244,46 @@ def test_sums_of_few_pairs(where: str, kernel: str | None, element: str) -> None
     assert check_plan(plan, runs=1, passes=("unit",)).compared
 
 
+@pytest.mark.interpret
+@pytest.mark.parametrize("each", [1, 2, 3])
+@pytest.mark.parametrize("element", ["f16", "bf16"])
+@pytest.mark.parametrize("sizes", [(37, 20), (128, 133), (5, 3)], ids=str)
+def test_pixels_in_one_piece(sizes: tuple[int, int], element: str, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that begin anywhere, several tiles of a program, the last of which is shorter, and of features."""
+    monkeypatch.setattr(pointwise, "_each", lambda *_: each)
+    fields = {"batch": 3, "height": 9, "width": 7, "in_channels": sizes[0], "out_channels": sizes[1], "kernel": (1, 1)}
+    for op, (cls, more) in {
+        "x": (tp.Conv2dDescriptor, {"has_bias": True}),
+        "dout": (tp.Conv2dBackwardInputDescriptor, {"in_channels": sizes[1], "out_channels": sizes[0]}),
+    }.items():
+        desc: Any = cls(**{**fields, **more}, element=element)
+        images = [o.name for o in desc.operands() if len(o.shape) == 4 and o.name != "weight"]
+        weight = tp.Layout.strided(unit_axis=1) if op == "x" else tp.Layout()
+        ordered = tp.Layout.strided(order=(0, 2, 3, 1))
+        desc = desc.replace(layouts={**dict.fromkeys(images, ordered), "weight": weight})
+        plan = tp.plan(desc, target=target("interpret"), kernel="pointwise")
+        assert check_plan(plan, runs=1, passes=("unit",)).compared
+
+
+def test_what_lies_in_one_piece_is_not_copied() -> None:
+    """What TMA can map, gaps between pixels, and many channels are left to other kernels."""
+    ordered = tp.Layout.strided(order=(0, 2, 3, 1), alignment=16)
+    eights = tp.Layout.strided(order=(0, 2, 3, 1), alignment=16, stride_multiple=8)
+    many = {"batch": 256, "height": 19, "width": 19, "kernel": (1, 1), "element": "f16"}
+    desc = tp.Conv2dDescriptor(**many, in_channels=95, out_channels=108, layouts={"x": ordered, "out": ordered})
+    for arch in (H200, tp.Target.preset("a100")):
+        assert tp.plan(desc, target=arch).sku().kernel == "pointwise"
+    for other, reason in (
+        (desc.replace(in_channels=96, out_channels=112, layouts={"x": eights, "out": eights}), "TMA can map"),
+        (desc.replace(layouts={"x": ordered, "out": LAST}), "without gaps"),
+        (desc.replace(layouts={}), "without gaps"),
+        (desc.replace(in_channels=129), "129 channels to sum"),
+        (desc.replace(stride=(2, 2)), "one tap"),
+    ):
+        with pytest.raises(tp.Unsupported, match=reason):
+            tp.plan(other, target=H200, kernel="pointwise")
+
+
 #: Depthwise problems of which a thread has several rows and columns, and a program several tiles: channels, height and
 #: width, then what a convolution has besides.
 GROUPED: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {
@@ -366,7 +406,8 @@ def test_what_is_selected() -> None:
         last = desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 4})
         assert tp.plan(last, target=H200).sku().kernel == "wgmma"
         assert tp.plan(last, target="a100").sku().kernel == "tiles"
-        assert tp.plan(last.replace(groups=4), target=H200).sku().kernel == "tiles"
+        grouped = "tiles" if op == "conv2d_backward_weight" else "wgmma"
+        assert tp.plan(last.replace(groups=4), target=H200).sku().kernel == grouped
         rgb = last.replace(in_channels=3, kernel=(7, 7), stride=(2, 2), padding=(3, 3, 3, 3))
         first = rgb.replace(layouts={name: layout for name, layout in rgb.layouts if "out" in name})
         for desc in (rgb, first):
@@ -379,7 +420,7 @@ def test_what_the_hopper_kernel_refuses() -> None:
     last = tp.Conv2dDescriptor(**big, layouts=dict.fromkeys(("x", "weight", "out"), LAST))
     loose = last.replace(layouts={"x": tp.Layout.strided(unit_axis=1, alignment=16)})
     for desc, reason in (
-        (last.replace(groups=2), "2 groups; it has one"),
+        (last.replace(groups=16), "16 groups; it takes up to 8"),
         (last.replace(stride=(1, 3)), "strides .1, 3.; it has 1 and 2"),
         (last.replace(layouts={}), "x is packed with channels first"),
         (loose, "x is promised stride_multiple=1; a multiple of 8 is needed"),

@@ -18,17 +18,18 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Trit
 
 @pytest.mark.interpret
 @pytest.mark.parametrize("extents", [(2, 3, 4, 9), (2, 70, 5, 13), (3, 70, 1, 1), (5, 17, 2, 70)], ids=str)
-def test_padded_copies(extents: tuple[int, ...]) -> None:
+def test_padded_copies(extents: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Channels and columns that the image does not have are 0; of outputs, only what they have is written."""
+    monkeypatch.setattr(copies, "JOINED", 1)
     x = torch.randn(extents)
     channels, columns = extents[1], extents[3]
     packed = tp.Layout()
-    for last, role, (left, right) in itertools.product((False, True), ("input", "output"), ((0, 0), (3, 2))):
+    lasts = (None, tp.Layout.strided(unit_axis=1), tp.Layout.strided(order=(0, 2, 3, 1)))
+    for last, role, (left, right) in itertools.product(lasts, ("input", "output"), ((0, 0), (3, 2))):
         if role == "output" and right:
             continue
         own = x.to(memory_format=torch.channels_last).clone() if last else x
-        layout = tp.Layout.strided(unit_axis=1) if last else packed
-        o = tp.Operand("x", tp.descriptors.Role(role), tp.ElementKind.F32, extents, layout=layout)
+        o = tp.Operand("x", tp.descriptors.Role(role), tp.ElementKind.F32, extents, layout=last or packed)
         (plain,) = copies.plain({o: 1})
         copy = plain._replace(columns=columns + left + right, left=left)
         launch = copies.launch(copy)

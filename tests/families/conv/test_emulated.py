@@ -308,6 +308,42 @@ def test_convolutions_of_tf32(name: str, op: str) -> None:
     check_emulated(kernel, problem(op, *CASES[name], element="f32"))
 
 
+#: As ``CASES``, of groups whose channels and filters end within a block: what another group has must not be read.
+GROUPED: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "two": ((2, 144, 6, 5, 176, 3, 3), {"padding": (2, 2, 2, 2), "dilation": (2, 2), "groups": 2, "has_bias": True}),
+    "strided": ((2, 144, 9, 10, 128, 3, 3), {"padding": (1, 1, 1, 1), "stride": (2, 2), "groups": 2, "has_bias": True}),
+    "pointwise": ((2, 288, 5, 6, 192, 1, 1), {"groups": 3}),
+}
+
+
+@pytest.mark.parametrize("element", ["bf16", "f32"])
+@pytest.mark.parametrize("op", OPS[:2])
+@pytest.mark.parametrize("name", GROUPED)
+def test_groups(name: str, op: str, element: str) -> None:
+    copied = element == "f32" and op == "conv2d_backward_input"
+    check_emulated("converted_wgmma" if copied else "wgmma", problem(op, *GROUPED[name], element=element))
+
+
+@pytest.mark.parametrize("op", OPS[:2])
+def test_groups_meet_no_infinity_of_others(op: str) -> None:
+    desc = problem(op, *GROUPED["two"])
+    plan: tp.Plan[Any, Any] = tp.plan(desc, target=FEW, kernel="wgmma")
+    x = drawn(desc)
+    x["dout" if op == "conv2d_backward_input" else "x"][:, -1] = math.inf  # of the last group
+    for launch in plan.launches:
+        emulate(launch, x, torch.empty(0, dtype=torch.uint8))
+    result = x["dx" if op == "conv2d_backward_input" else "out"]
+    assert result[:, : result.shape[1] // 2].isfinite().all()
+
+
+@pytest.mark.parametrize("op", OPS[:2])
+def test_groups_that_maps_cannot_divide(op: str) -> None:
+    """A group of 68 channels begins at no multiple of 16 bytes; each of many groups would have a launch."""
+    for channels, groups, reason in ((136, 2, "68 .* in a group"), (1024, 16, "up to 8"), (64, 2, "64 or more")):
+        with pytest.raises(tp.Unsupported, match=reason):
+            tp.plan(problem(op, (2, channels, 5, 6, channels, 1, 1), {"groups": groups}), target=FEW, kernel="wgmma")
+
+
 #: As ``CASES``, of channels and filters that TMA does not move.
 RAGGED: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "ragged": ((2, 67, 9, 7, 131, 3, 2), {"padding": (1, 1, 0, 1), "has_bias": True}),

@@ -62,7 +62,7 @@ def entries(
 
     def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
         main = (inner.build_weight if shared.of_weight(desc) else inner.build)(inner_of(desc), target)
-        if whole:
+        if whole and desc.groups == 1:
             main = copies.with_features(main, desc.out_channels)
         found = copied(desc)
         return copies.around(found, main, {c.operand.name: c.tensor for c in found}, found[-1].end) if main else []

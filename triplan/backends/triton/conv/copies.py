@@ -24,6 +24,9 @@ SIDE = 64
 AREA = 4096
 #: Channels of a tile at most, and how many columns more than there are tiles may have. Untuned.
 MOST_CHANNELS, IDLE = 256, 1.2
+#: Elements of a copy from which on it has more large tiles than multiprocessors; of fewer, each image has small tiles
+#: of its own. Untuned. Columns of a row at most: they are counted in 32 bits.
+JOINED, MOST_COLUMNS = 2**20, 2**30
 
 
 class Padded(NamedTuple):
@@ -137,13 +140,24 @@ class Lines(NamedTuple):
 
 
 def _lines(c: Padded) -> Lines:
-    """What follows each other with one stride, on both sides, is one row: images of one pixel, and packed images."""
+    """What follows each other with one stride, on both sides, is one row: images of one pixel, packed images, and many
+    images whose channels are last without gaps."""
     (height, width), same = c.operand.shape[2:], c.columns == c.operand.shape[3] and c.left == c.taps == 0
     if same and height * width == 1:
         return Lines(1, 1, c.images, c.images)
+    if _joined(c):
+        return Lines(1, 1, c.images * height * width, c.images * height * width)
     if same and c.operand.layout.packed:
         return Lines(c.images, 1, height * width, height * width)
     return Lines(c.images, height, c.columns, width)
+
+
+def _joined(c: Padded) -> bool:
+    """Whether the columns of all images have one stride in the operand, as they have in the copy."""
+    shape, same = c.operand.shape, c.columns == c.operand.shape[3] and c.left == c.taps == 0
+    pixels = c.images * shape[2] * shape[3]
+    large = pixels * c.channels >= JOINED and pixels < MOST_COLUMNS
+    return large and same and shape[3] > 1 and c.operand.layout.order == (1 - c.axis, 2, 3, c.axis)
 
 
 def _tile(c: Padded) -> tuple[int, int]:
@@ -176,7 +190,7 @@ def launch(c: Padded) -> Launch:
     own, copy = axis_strides(o), tuple(known(stride) for stride in c.strides)
     if c.axis == 0:
         own, copy = (own[1], own[0], *own[2:]), (copy[1], copy[0], *copy[2:])
-    if lines.images != c.images:
+    if lines.images != c.images and not _joined(c):
         own, copy = (Int(0), own[1], Int(0), own[0]), (Int(0), copy[1], Int(0), copy[0])
     lies, copied = (bits(o), own, count(o.shape[c.axis])), (Scratch(c.offset, o.element.bits), copy, count(c.channels))
     (source, source_strides, read), (out, out_strides, written) = (copied, lies) if o.is_written else (lies, copied)

@@ -48,6 +48,9 @@ HOPPER: dict[str, Any] = {
 _GLUON_ELEMENT = {ElementKind.F16: gl.float16, ElementKind.BF16: gl.bfloat16, ElementKind.F32: gl.float32}
 #: Rows of tiles that are computed together, for the L2 cache.
 GROUP = 8
+#: Groups at most, and channels and filters of one at least, as each has a launch of its own: if groups are small, one
+#: launch of ``tiles`` takes less time. Untuned.
+MOST_GROUPS, LEAST_OF_GROUP = 8, 64
 #: Steps from which on tiles of large boxes are stored during the next: of fewer, this took longer on an H200.
 HELD_STEPS = 8
 #: (blocks of filters, blocks of channels under a tap) of tiles of the gradient of weight.
@@ -106,9 +109,14 @@ def channel_axis(desc: Conv2dProblem, o: Operand) -> int:
     return 0 if o.name == "weight" and shared.of_input(desc) and desc.element.itemsize > 2 else 1
 
 
-def unmappable(o: Operand, axis: int = 1) -> str:
-    """Why TMA cannot map an operand of four axes of which ``axis`` is the last in memory; empty if it can."""
+def unmappable(o: Operand, axis: int = 1, groups: int = 1) -> str:
+    """Why TMA cannot map an operand of four axes of which ``axis`` is the last in memory; empty if it can.
+
+    ``groups``: into how many parts ``axis`` is divided, each with a map of its own.
+    """
     what, vector = "filters" if axis == 0 else "channels", 16 // o.element.itemsize
+    if groups > 1 and o.shape[axis] // groups % vector:
+        return f"{o.name} has {o.shape[axis] // groups} {what} in a group; a multiple of {vector} is needed"
     if o.alignment < 16:
         return f"{o.name} is promised an alignment of {o.alignment} bytes; 16 are needed"
     if o.layout.packed:
@@ -126,17 +134,25 @@ def unmappable(o: Operand, axis: int = 1) -> str:
     return ""
 
 
+def groups_along(desc: Conv2dProblem, o: Operand, axis: int) -> int:
+    """Into how many groups ``axis`` of an operand is divided: filters of the weight are, its channels are of one."""
+    return desc.groups if (o.name != "weight") == (axis == 1) else 1
+
+
 def unmapped(desc: Conv2dProblem) -> dict[Operand, int]:
     """What TMA would move but cannot map, and the axis that must be adjacent."""
     mapped = ((o, channel_axis(desc, o)) for o in desc.operands() if len(o.shape) == 4 and o.name != "dweight")
-    return {o: axis for o, axis in mapped if unmappable(o, axis)}
+    return {o: axis for o, axis in mapped if unmappable(o, axis, groups_along(desc, o, axis))}
 
 
 def supports(desc: Conv2dProblem, target: Target) -> Support:
     if desc.element is ElementKind.F32 and desc.math is None:
         return Support.no("f32 is multiplied as f32; it multiplies as tf32")
-    if desc.groups > 1:
-        return Support.no(f"{desc.groups} groups; it has one")
+    if desc.groups > (most := 1 if shared.of_weight(desc) else MOST_GROUPS):
+        return Support.no(f"{desc.groups} groups; it takes up to {most}, a launch each")
+    if desc.groups > 1 and min(desc.channels, desc.filters) < LEAST_OF_GROUP:
+        sizes = f"{desc.channels} channels and {desc.filters} filters"
+        return Support.no(f"groups of {sizes}; it takes {LEAST_OF_GROUP} or more of each")
     if max(desc.stride) > 2:
         return Support.no(f"strides {desc.stride}; it has 1 and 2")
     if min(n - s for n, s in zip((desc.height, desc.width), desc.stride, strict=True)) < 0:
@@ -144,7 +160,7 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
     if min(desc.batch, desc.in_channels, desc.out_channels) == 0:
         return Support.no("an operand is empty, which TMA cannot map")
     for o, axis in unmapped(desc).items():
-        return Support.no(f"reads and writes by TMA: {unmappable(o, axis)}")
+        return Support.no(f"reads and writes by TMA: {unmappable(o, axis, groups_along(desc, o, axis))}")
     if any(not o.layout.packed for o in desc.operands() if o.name == "bias"):
         return Support.no("bias is not promised to be packed")
     if shared.of_weight(desc) and (steps := division_of(desc)[2].all_steps) >= 2**31:
@@ -160,7 +176,8 @@ def rank(desc: Conv2dProblem, target: Target) -> float:
         busy = SUMS_US + division_of(desc)[0]
     else:
         _, parts = parts_of(desc, tile_of(desc), target.sm_count)
-        busy = launches * parts_us(desc, parts, target.sm_count, moved <= card.L2_BYTES)
+        busy = desc.groups * launches * parts_us(desc, parts, target.sm_count, moved <= card.L2_BYTES)
+    launches *= desc.groups
     return launches * card.LAUNCH_US + max(busy, moved / card.BYTES_PER_US)
 
 
@@ -194,13 +211,17 @@ def _map(
     step: tuple[int, int] = (1, 1),
     stop: int | None = None,
     axis: int = 1,
+    group: tuple[int, int, int] | None = None,
 ) -> TensorMap:
     """The map of (image or filter, row, column, channel): of pixels, every ``step``-th from ``first`` on.
 
     ``stop``: of columns, only those before. ``axis``: that of the channels; 0 if filters change places with them.
+    ``group``: (axis, begin, end) of what one group has; None: all.
     """
     layout = gl.NVMMASharedLayout.get_default_for(list(block), _GLUON_ELEMENT[element])
-    view = ((1 - axis, 0, None, 1), (2, first[0], None, step[0]), (3, first[1], stop, step[1]), (axis, 0, None, 1))
+    own: dict[int, tuple[int, int]] = {} if group is None else {group[0]: group[1:]}
+    outer, inner = ((a, *own.get(a, (0, None)), 1) for a in (1 - axis, axis))
+    view = (outer, (2, first[0], None, step[0]), (3, first[1], stop, step[1]), inner)
     return TensorMap(name, element, block, shared=layout, view=view)
 
 
@@ -253,13 +274,15 @@ def _holds(desc: Conv2dProblem, tile: Tile) -> bool:
 
 
 def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
-    """The result, or the gradient of x: with strides launches for each remainder, which has taps of its own."""
+    """The result, or the gradient of x, of each group: with strides launches for each remainder, which has taps of its
+    own."""
     _, parts = parts_of(desc, tile_of(desc), target.sm_count)
     remainders = _remainders(desc) if shared.of_input(desc) else [(0, 0)]
-    return [_part(desc, target, part, first) for first in remainders for part in parts]
+    of_groups = itertools.product(range(desc.groups), remainders, parts)
+    return [_part(desc, target, part, first, group) for group, first, part in of_groups]
 
 
-def _part(desc: Conv2dProblem, target: Target, part: Part, first: tuple[int, int]) -> Launch:
+def _part(desc: Conv2dProblem, target: Target, part: Part, first: tuple[int, int], group: int) -> Launch:
     tile, back = part.tile, shared.of_input(desc)
     depth, n = depth_of(desc), tile.features
     pixels, axis = (*tile.box, depth), channel_axis(desc, desc.operand("weight"))
@@ -268,7 +291,16 @@ def _part(desc: Conv2dProblem, target: Target, part: Part, first: tuple[int, int
     # Of 64 by 256 results wgmma reads less of shared memory than of 128 by 128, and that bounds these tiles.
     swapped = holds and tile.pixels > CHANNELS
     own = n // 2 if swapped else n
-    weight = _map("weight", desc.element, (depth, 1, 1, own) if across else (own, 1, 1, depth), axis=axis)
+
+    def mapped(name: str, block: tuple[int, int, int, int], **how: Any) -> TensorMap:
+        if desc.groups > 1:
+            o = desc.operand(name)
+            sliced = 0 if name == "weight" else 1
+            each = o.shape[sliced] // desc.groups
+            how["group"] = (sliced, group * each, (group + 1) * each)
+        return _map(name, desc.element, block, **how)
+
+    weight = mapped("weight", (depth, 1, 1, own) if across else (own, 1, 1, depth), axis=axis)
     bias = next((o for o in desc.operands() if o.name == "bias"), None)
     high, wide = tile.boxes(desc.batch, lattice_of(desc))[1:]
     tiles_n, chunks = -(-features_of(desc) // n), -(-reduced(desc) // depth)
@@ -277,8 +309,9 @@ def _part(desc: Conv2dProblem, target: Target, part: Part, first: tuple[int, int
     source, result = ("dout", "dx") if back else ("x", "out")
     args: dict[str, Arg] = {
         "weight": weight,
-        "out": _map(result, desc.element, written, first, desc.stride if back else (1, 1)),
+        "out": mapped(result, written, first=first, step=desc.stride if back else (1, 1)),
         "bias": None if bias is None else values(bias),
+        "bias_first": None if bias is None or desc.groups == 1 else Int(group * desc.filters),
         "features": Int(features_of(desc)),
         "taps": _ints(*(n for axis in (0, 1) for n in _taps(desc, axis, first[axis]))),
     }
@@ -287,13 +320,14 @@ def _part(desc: Conv2dProblem, target: Target, part: Part, first: tuple[int, int
     if tile.taps > 1:
         kernel = conv2d_rows_wgmma_kernel
         rest = (1, tile.reach, tile.box[2], depth)
-        args |= {"x": _map(source, desc.element, pixels), "rest": _map(source, desc.element, rest)}
+        args |= {"x": mapped(source, pixels), "rest": mapped(source, rest)}
         args["extent"] = extent
         constants |= {"HIGH": tile.box[1], "WIDE": tile.box[2], "REACH": tile.reach, "TAPS": tile.taps}
         constants |= {"FLIPPED": back, "BOXES": tile.rows // 2, "HOLDS": desc.element.itemsize == 2}
         constants["BUFFERS"] = min(tile.rows // 2 * n // written[3], 2)  # those of a tile are used in turns
     else:
-        args |= _sources([_map(source, desc.element, pixels)] if back else _by_remainder(desc, pixels), 4)
+        starts = [{}] if back else [{"first": f, "step": desc.stride} for f in _remainders(desc)]
+        args |= _sources([mapped(source, pixels, **start) for start in starts], 4)
         args["extent"] = (Int(part.first), *extent)
         constants |= {**_box(tile), **_strides(desc, dense=back), "HOLDS": holds, "SWAPPED": swapped}
         constants["BUFFERS"] = min(tile.columns, 2) if tile.pixels == CHANNELS or swapped else 1

@@ -299,6 +299,7 @@ def conv2d_wgmma_kernel(
     weight,
     out,
     bias,
+    bias_first,
     features,
     extent,
     taps,
@@ -322,11 +323,11 @@ def conv2d_wgmma_kernel(
     ``x0`` to ``x3`` are tensor maps (images, rows, columns, channels) of the rows and columns of each remainder modulo
     the strides, or None; ``out`` likewise, and ``weight`` (features, rows, columns, channels), with BACK (channels,
     rows, columns, features). f16, bf16, or f32 that is multiplied as tf32 (without BACK: wgmma takes tf32 with what is
-    summed adjacent), accumulated in f32; ``bias`` (features,) or None. ``extent``: the first box, how
-    many there are from it on, those of a column and row of an image, tiles along the features, rows of tiles in a
-    group, blocks of CHANNELS. ``taps``: for rows, then columns, what the formula names and how many taps there are.
-    HOLDS, of elements of 2 bytes: a tile has at least as many steps as parts that are stored. SWAPPED, with HOLDS: the
-    products' rows are features, their columns the pixels of both boxes.
+    summed adjacent), accumulated in f32; ``bias`` (features,) from ``bias_first`` (None: 0) on, or None. ``extent``:
+    the first box, how many there are from it on, those of a column and row of an image, tiles along the features, rows
+    of tiles in a group, blocks of CHANNELS. ``taps``: for rows, then columns, what the formula names and how many taps
+    there are. HOLDS, of elements of 2 bytes: a tile has at least as many steps as parts that are stored. SWAPPED, with
+    HOLDS: the products' rows are features, their columns the pixels of both boxes.
 
     Runs on 4 warps, the first warpgroup, and 5 more that ``warp_specialize`` adds.
     """
@@ -338,6 +339,8 @@ def conv2d_wgmma_kernel(
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     start_ring(full, empty, STAGES)
     next_may_begin()
+    if bias_first is not None:
+        bias += bias_first
     ring = (sa, sb, sc, full, empty)
     steps = extent[6] * taps[2] * taps[7]
     gl.warp_specialize(

@@ -254,6 +254,7 @@ def conv2d_rows_wgmma_kernel(
     weight,
     out,
     bias,
+    bias_first,
     features,
     extent,
     taps,
@@ -287,6 +288,8 @@ def conv2d_rows_wgmma_kernel(
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     start_ring(full, empty, STAGES)
     next_may_begin()
+    if bias_first is not None:
+        bias += bias_first
     ring = (sa, sb, sc, full, empty)
     steps = extent[5] * taps[7]
     gl.warp_specialize(

@@ -1,0 +1,147 @@
+"""Kernel ``pointwise``: filters of one tap over channels that TMA cannot map, channels last without gaps; no copies.
+
+Such pixels are the rows of a matrix that lies in one piece. ``converted_wgmma`` reads and writes them twice, for copies
+with whole vectors of channels. Of few channels the products take less time than the memory: so tiles are read through
+pointers, element by element where rows begin anywhere, by programs that have few instructions for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from triplan.backends.runtime.launch import Arg, Int, Launch
+from triplan.backends.table import kernel
+from triplan.backends.triton.common import card
+from triplan.backends.triton.common.offsets import ceil_power, values
+from triplan.backends.triton.common.strides import axis_strides, count, known_strides
+from triplan.backends.triton.conv import shared, wgmma
+from triplan.backends.triton.conv.pointwise_kernels import conv2d_pointwise_kernel
+from triplan.backends.triton.conv.wgmma_tiles import features_of, reduced
+from triplan.descriptors import Conv2dBackwardInputDescriptor, Conv2dDescriptor, Operand
+from triplan.descriptors.conv import Conv2dProblem
+from triplan.sku import PrecisionGuarantee, Support, Target
+
+#: Pixels and features of a tile, and channels at most: of more, registers spill. Untuned.
+BLOCK_M, BLOCK_N, MOST_CHANNELS = 64, 128, 128
+WARPS = 8
+#: Tiles of a program at most, if so many programs per multiprocessor remain. Untuned.
+MOST_TILES, BUSY = 8, 8
+#: Microseconds of a multiprocessor for an element of a tile of BLOCK_M pixels, read or written; of a program that waits
+#: for what it reads. Untuned: from counts of instructions.
+ELEMENT_US, WAIT_US = 1.5e-5, 3.0
+#: How much of the bandwidth of memory these reads leave unused. Untuned.
+SLOWER = 1.3
+
+
+def _images(desc: Conv2dProblem) -> tuple[Operand, Operand]:
+    """What is read, and what is written."""
+    names = ("dout", "dx") if shared.of_input(desc) else ("x", "out")
+    return desc.operand(names[0]), desc.operand(names[1])
+
+
+def _in_one_piece(o: Operand) -> bool:
+    """Whether pixels lie one after another, with all channels of each."""
+    one = o.shape[2] == o.shape[3] == 1
+    return (o.layout.packed and one) or o.layout.order == (0, 2, 3, 1)
+
+
+def _tiles(desc: Conv2dProblem) -> tuple[int, int]:
+    return -(-shared.pixels(desc) // BLOCK_M), -(-features_of(desc) // _wide(desc))
+
+
+def _wide(desc: Conv2dProblem) -> int:
+    """Features of a tile."""
+    return max(min(BLOCK_N, ceil_power(features_of(desc))), 16)
+
+
+def _deep(desc: Conv2dProblem) -> int:
+    """Channels of a step."""
+    return max(ceil_power(reduced(desc)), 16)
+
+
+def _each(desc: Conv2dProblem, target: Target) -> int:
+    """Tiles of a program. No bits depend on it."""
+    high, wide = _tiles(desc)
+    return max(min(high * wide // (BUSY * target.sm_count), MOST_TILES), 1)
+
+
+def _programs(desc: Conv2dProblem, target: Target) -> int:
+    high, wide = _tiles(desc)
+    return -(-high // _each(desc, target)) * wide
+
+
+def supports(desc: Conv2dProblem, target: Target) -> Support:
+    if (desc.kernel, desc.stride, desc.padding, desc.groups) != ((1, 1), (1, 1), (0, 0, 0, 0), 1):
+        return Support.no("it takes kernels of one tap with strides of 1, no padding and one group")
+    if any(not _in_one_piece(o) for o in _images(desc)):
+        return Support.no("it takes channels last without gaps")
+    if not any(o in wgmma.unmapped(desc) for o in _images(desc)):
+        return Support.no("TMA can map what is read and what is written")
+    if not 0 < reduced(desc) <= MOST_CHANNELS:
+        return Support.no(f"{reduced(desc)} channels to sum; it takes 1 to {MOST_CHANNELS}")
+    return shared.counted(desc, _programs(desc, target))
+
+
+def rank(desc: Conv2dProblem, target: Target) -> float:
+    """Estimated microseconds: the memory, or instructions for each element of the tiles."""
+    high, wide = _tiles(desc)
+    elements = BLOCK_M * (_deep(desc) + _wide(desc))
+    busy = high * wide / target.sm_count * elements * ELEMENT_US
+    moved = sum(o.nbytes for o in desc.operands()) / card.BYTES_PER_US
+    return card.OVERLAPPED_LAUNCH_US + WAIT_US + max(moved * SLOWER, busy)
+
+
+def guarantee(desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:
+    return shared.guaranteed(desc, desc.multiplicands, reduced(desc), 1)
+
+
+def numerics(desc: Conv2dProblem) -> str:
+    return f"{desc.op}.pointwise.{desc.element}.{reduced(desc)}.{_wide(desc)}x{_deep(desc)}.v1"
+
+
+def _strides(o: Operand) -> tuple[Arg, Arg]:
+    """Of the weight's filters and channels: known ones have 32 bits, so that offsets take half the registers."""
+    found = zip(known_strides(o, 4), axis_strides(o), strict=True)
+    first, second, *_ = (count(n) if isinstance(n, int) and n != 1 else arg for n, arg in found)
+    return first, second
+
+
+def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
+    programs, (source, out) = _programs(desc, target), _images(desc)
+    if programs == 0:
+        return []
+    weight, bias = desc.operand("weight"), next((o for o in desc.operands() if o.name == "bias"), None)
+    filters, channels = _strides(weight)
+    feature_stride, channel_stride = (channels, filters) if shared.of_input(desc) else (filters, channels)
+    args: dict[str, Arg] = {
+        "source": values(source),
+        "weight": values(weight),
+        "bias": None if bias is None else values(bias),
+        "out": values(out),
+        "feature_stride": feature_stride,
+        "channel_stride": channel_stride,
+        "bias_stride": None if bias is None else axis_strides(bias)[0],
+        "pixels": Int(shared.pixels(desc)),
+        "features": count(features_of(desc)),
+        "channels": count(reduced(desc)),
+        "each": Int(_each(desc, target)),
+        "tiles_n": Int(_tiles(desc)[1]),
+    }
+    constants = {"BLOCK_M": BLOCK_M, "BLOCK_N": _wide(desc), "BLOCK_K": _deep(desc)}
+    early = shared.begins_early(programs, target)
+    # Stages would copy what is read in words of 4 bytes, an instruction each, and take twice the shared memory.
+    return [Launch(conv2d_pointwise_kernel, programs, args, constants, num_warps=WARPS, num_stages=1, overlaps=early)]
+
+
+for _descriptor in (Conv2dDescriptor, Conv2dBackwardInputDescriptor):
+    kernel(
+        op=_descriptor.ops()[0],
+        name="pointwise",
+        elements=wgmma.HALF,
+        layout=shared.layout,
+        supports=supports,
+        rank=rank,
+        guarantee=guarantee,
+        numerics=numerics,
+        priority=3,
+    )(build)
