@@ -389,7 +389,7 @@ def _rotate(
             kept = kept.to(out[0].dtype.element_ty)
             tl.store(target + axis_offset(other + 2 * half, out[1][3]), kept, mask=written & (other < rest))
     if NORM and not CACHE:
-        # (Last, as warps wait for each other before it: rstd comes together in shared memory.)
+        # (Last: rstd passes through shared memory, for which the warps of a program wait for each other.)
         column = tl.arange(0, HEADS)[None, :]
         stored = tl.zeros((c.shape[0], HEADS), c.dtype)
         for i in tl.static_range(HEADS):
