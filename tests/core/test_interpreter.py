@@ -115,3 +115,26 @@ def test_conversions_are_tritons(to: Any) -> None:
         if isinstance(value, tl.tensor) and not value.dtype.is_ptr():
             given = tl.tensor(value.handle, value.type)
             assert outcome(ours, given, to) == outcome(inspect.getclosurevars(ours).nonlocals["cast"], given, to), name
+
+
+EXTENDED = np.finfo(np.longdouble).nmant >= 63
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits"),
+    [
+        (tl.float32, 23),
+        pytest.param(tl.float64, 31, marks=pytest.mark.skipif(not EXTENDED, reason="long double is f64")),
+    ],
+    ids=str,
+)
+def test_products_of_an_fma_are_not_rounded(dtype: Any, bits: int) -> None:
+    """(1 + e)**2 - (1 + 2e) is e**2, of which a rounded product would leave nothing; infinities and NaN pass."""
+    _repair()
+    held, e, inf, nan = triton_interpreter._get_np_dtype(dtype), 2.0**-bits, float("inf"), float("nan")
+    rows = [[1 + e, 1 + e, -1 - 2 * e], [inf, 1.0, 2.0], [inf, 1.0, -inf], [nan, 1.0, 2.0]]
+    x, y, z = (triton_interpreter.TensorHandle(np.array(c, held), dtype) for c in zip(*rows, strict=True))
+    with np.errstate(invalid="ignore"):
+        found = triton_interpreter.interpreter_builder.create_fma(x, y, z)
+    assert found.data.dtype == held
+    np.testing.assert_array_equal(found.data, np.array([e * e, inf, nan, nan], held))

@@ -139,7 +139,9 @@ def _repair() -> None:
     interpreter.InterpreterBuilder.create_dot = create_dot
 
     def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
-        wide = np.longdouble if z.data.dtype == np.float64 else np.float64  # numpy would round the product
+        # numpy would round the product. Of f32 that in f64 is exact; of f64 that in long double has 64 bits on x86,
+        # which suffices to reduce angles, and is rounded where long double is f64.
+        wide = np.longdouble if z.data.dtype == np.float64 else np.float64
         found = x.data.astype(wide) * y.data + z.data
         return interpreter.TensorHandle(found.astype(z.data.dtype), z.dtype.scalar)
 

@@ -224,8 +224,9 @@ def tiles(desc: AnyRotaryDescriptor, target: Target, owners: Arg = None) -> list
         # As many as of a head of q, for which the tile is chosen.
         "COLUMNS": 0 if cache is None else min(ceil_power(v_dim), ceil_power(length)),
     }
-    # (ptxas would spill a few, to fit one more program on a multiprocessor.)
-    most = MAX_THREAD_REGISTERS if desc.normed and rest else None
+    # By itself ptxas uses fewer registers, to fit one more program on a multiprocessor: heads load later, or spill.
+    # On an H200 that was slower, except where heads are normalised; of those, it spills where elements are copied.
+    most = None if desc.normed and not rest else MAX_THREAD_REGISTERS
     grid = blocks * groups
     return [*before, Launch(kernels.rotary_kernel, grid, args, constants, num_warps=tile.warps, max_registers=most)]
 

@@ -356,14 +356,6 @@ def _rotate(
                 kept = loaded[i][1 if INTERLEAVED else 2].to(c.dtype)
                 squares += tl.sum(kept * kept, 1)
             scales = scales + (tl.rsqrt(squares / (2 * half + rest) + eps)[:, None],)
-        if not CACHE:
-            column = tl.arange(0, HEADS)[None, :]
-            stored = tl.zeros((c.shape[0], HEADS), c.dtype)
-            for i in tl.static_range(HEADS):
-                stored = tl.where(column == i, scales[i], stored)
-            rstd, strides = heads[4]
-            offset = axis_offset(first_head + column, strides[2]) + _offset(strides, b, s)[:, None]
-            tl.store(rstd + offset, stored, mask=live[:, None] & (first_head + column < count))
     for i in tl.static_range(HEADS):
         head = first_head + i
         parts = loaded[i]
@@ -396,6 +388,15 @@ def _rotate(
         if REST:
             kept = kept.to(out[0].dtype.element_ty)
             tl.store(target + axis_offset(other + 2 * half, out[1][3]), kept, mask=written & (other < rest))
+    if NORM and not CACHE:
+        # (Last: rstd passes through shared memory, for which the warps of a program wait for each other.)
+        column = tl.arange(0, HEADS)[None, :]
+        stored = tl.zeros((c.shape[0], HEADS), c.dtype)
+        for i in tl.static_range(HEADS):
+            stored = tl.where(column == i, scales[i], stored)
+        rstd, strides = heads[4]
+        offset = axis_offset(first_head + column, strides[2]) + _offset(strides, b, s)[:, None]
+        tl.store(rstd + offset, stored, mask=live[:, None] & (first_head + column < count))
 
 
 @jit
