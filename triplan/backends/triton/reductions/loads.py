@@ -7,7 +7,7 @@ from triplan.backends.triton.common.strides import Along
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.reductions import shared_kernels as do
 from triplan.backends.triton.reductions.dims import STEPS, Dim, distance, step_along
-from triplan.backends.triton.reductions.kinds import PAIRS, POSITIONS, TURNED, Kind
+from triplan.backends.triton.reductions.kinds import OTHER_NORM, PAIRS, POSITIONS, TURNED, Kind
 from triplan.backends.triton.reductions.limits import AT_ONCE, GROUP_BYTES, LIGHT_BYTES, WARPS, WAVE_GROUP
 from triplan.descriptors import ExpressionReductionDescriptor, Operand
 from triplan.sku import ElementKind
@@ -35,8 +35,8 @@ class Loads:
 
     @property
     def light(self) -> bool:
-        """Whether each place of a tile has one accumulator of 32 bits."""
-        return self.kind.accumulates not in PAIRS and self.compute.itemsize <= 4
+        """Whether each place of a tile has one accumulator of 32 bits, and elements take few registers beside it."""
+        return self.kind.accumulates not in PAIRS and self.compute.itemsize <= 4 and self.kind is not OTHER_NORM
 
     def _is_unit(self, d: Dim) -> bool:
         """Whether x is contiguous along ``d``."""
