@@ -15,6 +15,7 @@ from samples import SetConstant
 import triplan as tp
 import triplan.functional as F  # noqa: N812
 from triplan.backends.triton.reductions import shared
+from triplan.backends.triton.reductions.limits import WAVE_GROUP
 from triplan.backends.triton.reductions.shared import plan_of
 from triplan.testing import check_plan
 
@@ -355,11 +356,31 @@ def test_many_chunks_are_merged_at_once(op: str, element: str, where: str, const
 
 def test_chunks_of_columns_are_not_far_apart_by_a_power_of_two() -> None:
     far, near = (
-        plan_of(tp.ReduceDescriptor(op="sum", element="f32", input_shape=(16_384, n), reduce_axes=(0,)))
+        plan_of(tp.ReduceDescriptor(op="argmax", element="f32", input_shape=(16_384, n), reduce_axes=(0,)))
         for n in (16_384, 16_383)
     )
+    assert far.chunks > 1
     assert far.chunks % 2 == 1
     assert near.chunks % 2 == 0
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param("interpret", marks=pytest.mark.interpret), pytest.param("gpu", marks=pytest.mark.gpu)]
+)
+@pytest.mark.parametrize(("sms", "chunks"), [(2, 1), (4, 2)])
+def test_long_columns_are_read_in_whole_waves(sms: int, chunks: int, where: str, constant: SetConstant) -> None:
+    """Of few multiprocessors: the last group of blocks of a chunk is not whole."""
+    for name, value in {"SMS": sms, "WAVE_BLOCK": 8, "WAVE_WARPS": 2, "OVERLAPPED_LAUNCH_US": 0}.items():
+        constant(shared, name, value)
+    elements = {"sum": "i16", "mean": "bf16", "prod": "f32", "amin": "f32", "std": "bf16", "logsumexp": "f32"}
+    for op, element in (elements | {"aminmax": "f16", "std_mean": "f32", "vector_norm": "f64"}).items():
+        columns = 256 // tp.ElementKind(element).itemsize
+        cls: Any = tp.descriptor_types()[op]
+        desc = cls(op=op, element=element, input_shape=(605, columns), reduce_axes=(0,))
+        plan = tp.plan(desc, target=target(where))
+        assert plan_of(desc).chunks == len(plan.launches) == chunks
+        assert plan.launches[0].constexprs["GROUP"] == WAVE_GROUP
+        assert check_plan(plan, runs=1).compared
 
 
 #: (op, element, elements of a line): of more than a block, in one chunk and in several, beside a multiple of 16 bytes.

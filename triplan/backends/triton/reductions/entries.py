@@ -162,7 +162,7 @@ def reductions(
                 rank=rank,
                 numerics=lambda desc: numerics(plan_of(desc), name),
                 priority=priority,
-                version=8,  # chunks of columns are merged in the order of their lanes
+                version=8,  # long columns are read in whole waves, and groups of blocks of others
                 layout=layout,
                 **({} if workspace is None else {"workspace": workspace}),
             )(build)

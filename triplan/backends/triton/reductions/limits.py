@@ -37,11 +37,19 @@ FEW, FEW_HELD = 32, 32
 #: Elements of lines that begin at multiples of 16 bytes, side by side, up to which a thread loads all of them before it
 #: accumulates any. Untuned.
 AT_ONCE = 8
-#: Bytes of x that a thread loads before it accumulates them, where loops are not unrolled (see Loads._group). Chosen on
-#: an H200, of 16 to 128, by runs that are not published.
-GROUP_BYTES = 64
-#: Chunks of columns of so many groups of blocks, or more, have whole groups: a block that remains waits by itself.
+#: Bytes of x that a thread loads before it accumulates them (see Loads._group), and where it has one accumulator of 32
+#: bits for each place. Chosen on an H200, of 16 to 128, by runs that are not published.
+GROUP_BYTES, LIGHT_BYTES = 64, 128
+#: Chunks of columns of so many groups of blocks, or more, have whole groups: a part of one waits as long.
 FEWEST_GROUPS = 4
+#: Bytes of each row, elements of a line and warps of a tile of long columns that are read in whole waves (see
+#: Plan.waves): a thread loads 16 bytes of WAVE_GROUP blocks at a time, so that one program has as many bytes in flight
+#: as a multiprocessor of an H200 needs. Chosen there, of 4 to 32 warps and 64 to 256 bytes, for 8192 and 16384 columns
+#: of 16 bits, by runs that are not published.
+WAVE_BYTES, WAVE_BLOCK, WAVE_WARPS, WAVE_GROUP = 128, 64, 16, 8
+#: What the beginning and the end of a wave take, in microseconds; and which share of the places of all waves has
+#: elements at least. Untuned.
+WAVE_US, WAVE_SHARE = 1.0, 0.9
 #: FEW where at least MANY programs reduce lines that begin at multiples of 16 bytes. Untuned.
 FEW_OF_MANY, MANY = 128, 256
 #: Elements that a thread of such programs loads at a time at least: of several lines, if there are enough. Untuned.

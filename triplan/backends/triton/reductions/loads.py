@@ -7,9 +7,10 @@ from triplan.backends.triton.common.strides import Along
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.reductions import shared_kernels as do
 from triplan.backends.triton.reductions.dims import STEPS, Dim, distance, step_along
-from triplan.backends.triton.reductions.kinds import POSITIONS, TURNED, Kind
-from triplan.backends.triton.reductions.limits import AT_ONCE, GROUP_BYTES, WARPS
+from triplan.backends.triton.reductions.kinds import OTHER_NORM, PAIRS, POSITIONS, TURNED, Kind
+from triplan.backends.triton.reductions.limits import AT_ONCE, GROUP_BYTES, LIGHT_BYTES, WARPS, WAVE_GROUP
 from triplan.descriptors import ExpressionReductionDescriptor, Operand
+from triplan.sku import ElementKind
 
 
 class Loads:
@@ -19,6 +20,7 @@ class Loads:
     x: Operand
     _lead: int  #: the number of x among ``reads``
     kind: Kind
+    compute: ElementKind
     tree: ExpressionReductionDescriptor | None
     kept: list[Dim]
     reduced: list[Dim]
@@ -29,6 +31,12 @@ class Loads:
     once: int
     rowed: bool
     turns: int
+    waves: tuple[int, int] | None
+
+    @property
+    def light(self) -> bool:
+        """Whether each place of a tile has one accumulator of 32 bits, and elements take few registers beside it."""
+        return self.kind.accumulates not in PAIRS and self.compute.itemsize <= 4 and self.kind is not OTHER_NORM
 
     def _is_unit(self, d: Dim) -> bool:
         """Whether x is contiguous along ``d``."""
@@ -94,7 +102,7 @@ class Loads:
         ptxas keeps few loads ahead of what takes several instructions an element: narrow loads wait for each other
         then, and so do those of few threads. It costs registers, and other accumulations are not faster for it.
         """
-        if self._at_once():
+        if self._at_once() or self.waves:
             return False
         narrow = self._aligned() < 16 and self._shift(tile) == 1
         if self.kind.accumulates in (do.MAX, do.MIN, do.ENDS):
@@ -104,19 +112,21 @@ class Loads:
     def _group(self, tile: Tile) -> int:
         """Blocks that are loaded before the first of them is accumulated, unless a chunk has fewer.
 
-        LLVM unrolls loops of sums and products, so that their loads do not wait for each other, but no longer ones.
-        Of sums, only rows of which every few are read gain by it.
+        LLVM unrolls loops of sums and products, but only twice, and no longer ones. Of sums of bytes, and of rows, only
+        rows of which every few are read gain by it.
         """
+        if self.waves:
+            return WAVE_GROUP
         if self.tree is not None or self.once or self.rowed or self._shift(tile) > 1 or self._ahead(tile):
             return 1
         if self._at_once():
             return self.n
         long = self.kind.accumulates in (do.MOMENTS, do.EXPONENTIALS, *POSITIONS)
-        beside = self.across is not None and self._aligned() >= 16
-        if self.turns == 1 and not (long and (beside or self._in_pieces(tile))):
+        item, beside = self.x.element.itemsize, self.across is not None and self._aligned() >= 16
+        if self.turns == 1 and not (beside and (long or item > 1)) and not (long and self._in_pieces(tile)):
             return 1
-        held = tile.rows * tile.block * self.x.element.itemsize // (32 * tile.warps)
-        return max(GROUP_BYTES // max(held, 1), 1)
+        most = LIGHT_BYTES if self.light and self.turns == 1 else GROUP_BYTES
+        return max(most // max(tile.rows * tile.block * item // (32 * tile.warps), 1), 1)
 
     def _read_beside(self) -> int:
         """Neighbouring lines that are all read if one exists: they end with the last line, or with its vector in every

@@ -10,10 +10,10 @@ import triton.language as tl
 
 from triplan.backends.runtime.launch import Arg, Float, Int, Ptr, Scalar, power_of_two_in
 from triplan.backends.triton.common import expressions
-from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US, MAX_THREAD_REGISTERS
+from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US, MAX_THREAD_REGISTERS, OVERLAPPED_LAUNCH_US, SMS
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, divisor, ranked
 from triplan.backends.triton.common.strides import Along, in_memory, known_strides, row_tile, stride_arg
-from triplan.backends.triton.common.tiles import Tile
+from triplan.backends.triton.common.tiles import Tile, registers_for
 from triplan.backends.triton.reductions import shared_kernels as do
 from triplan.backends.triton.reductions.dims import Dim, in_order, line_distance, merged
 from triplan.backends.triton.reductions.expression_kernels import reduce_expression_kernel
@@ -65,6 +65,12 @@ from triplan.backends.triton.reductions.limits import (
     TURNED_LINE,
     TURNED_SIDE,
     WARPS,
+    WAVE_BLOCK,
+    WAVE_BYTES,
+    WAVE_GROUP,
+    WAVE_SHARE,
+    WAVE_US,
+    WAVE_WARPS,
     WHOLE_ANY,
     WHOLE_HELD,
     WHOLE_LINE,
@@ -95,6 +101,8 @@ class Plan(Loads):
         rowed: whether lines consist of contiguous rows, each of which is read as lines are that begin between vectors.
         flat: where ``across`` is short, elements of a vector along it, and lines of several of its points are reduced
             side by side; otherwise 0.
+        waves: where lines side by side are long, (elements, number) of the chunks with which one program on each
+            multiprocessor, or two, read them in whole waves; otherwise None.
         turns: where lines side by side begin between vectors, a program reads every ``turns``-th element of its lines:
             these lie at the same distance from a vector. Otherwise 1.
         tile: (lines, elements of each) that a program holds at a time.
@@ -137,6 +145,7 @@ class Plan(Loads):
         self.flat = self._flat()
         self.rowed = self._rowed()
         self.once = self._once()
+        self.waves = self._waves()
         self.tile = self._tile()
         self.chunk, self.chunks = self._chunks()
         self.single = self.n <= self.tile.block and self.turns == 1 and not (self.once or self.rowed)
@@ -188,8 +197,37 @@ class Plan(Loads):
         block = ceil_power(n + (0 if self._aligned() >= 16 else 16 // item - 1))
         return block if plain and block <= ONCE_LONGEST and block < 2 * n else 0  # (most places are of the line)
 
+    def _waves(self) -> tuple[int, int] | None:
+        item = self.x.element.itemsize
+        plain = self.tree is None and self.across is not None and not self.flat and self.turns == len(self.reduced) == 1
+        if not plain or item == 1 or self._aligned() < 16 or self.kind.accumulates in POSITIONS:
+            return None
+        side, rows, least = self._side(), WAVE_BYTES // item, FEWEST_GROUPS * WAVE_BLOCK * WAVE_GROUP
+        groups = -(-side // rows) * (self.lanes // max(side, 1))
+
+        def waves(chunks: int) -> tuple[float, int, int, int]:
+            """(share of all reads and idle places that are reads, waves, chunk, chunks), if ``chunks`` are wanted."""
+            chunk = -(-self.n // (chunks * WAVE_BLOCK)) * WAVE_BLOCK
+            chunks = -(-self.n // chunk)
+            programs = groups * chunks
+            resident = SMS if programs <= SMS or not self.light else 2 * SMS
+            count = -(-programs // resident)
+            return self.lanes * self.n / (count * resident * rows * chunk), count, chunk, chunks
+
+        def us(found: tuple[float, int, int, int]) -> float:
+            share, count, _, chunks = found
+            merging = OVERLAPPED_LAUNCH_US if chunks > 1 else 0
+            return self.x.nbytes / (share * BYTES_PER_US) + count * WAVE_US + merging
+
+        possible = [waves(c) for c in range(1, min(self.n // least, RESIDENT) + 1)] if groups else []
+        possible = [w for w in possible if w[3] == 1 or self._between(w[2]) % FAR_APART != 0]
+        best = min(possible, key=us, default=None)
+        return best[2:] if best is not None and best[0] >= WAVE_SHARE else None
+
     def _tile(self) -> Tile:
         item, n, count = self.x.element.itemsize, max(self.n, 1), len(self.reads)
+        if self.waves:
+            return Tile(WAVE_BYTES // item, WAVE_BLOCK, WAVE_WARPS)
         wide = self.compute.itemsize > 4
         double = wide or (self.kind.accumulates in PAIRS and self.kind.accumulates is not do.ENDS)
         odd, whole = self._aligned() < 16, 32 * WARPS * THREAD_BYTES // max(item, 2)
@@ -260,6 +298,8 @@ class Plan(Loads):
         return beside and self.x.element.itemsize == 1 and self.compute.itemsize <= 4 and not double
 
     def _chunks(self) -> tuple[int, int]:
+        if self.waves:
+            return self.waves
         chunk = self.tile.block * max(CHUNK_TILES, -(-self.n // (self.tile.block * MOST_CHUNKS)))
         if self.rowed:
             chunk = -(-chunk // self.reduced[-1].size) * self.reduced[-1].size
@@ -343,8 +383,10 @@ class Plan(Loads):
         limit, sums of many odd rows or columns take longer. Lines of scattered elements have up to twice SCATTERED
         programs, which seldom need all registers: for so many the limit still helps. Columns of 4 or 8 bytes have few
         more than ptxas would take, with which all loads of a block are issued before it is accumulated; but two
-        accumulators of f64 would spill with so few.
+        accumulators of f64 would spill with so few. Programs of whole waves have as many as all of a wave leave them.
         """
+        if self.waves:
+            return registers_for(self.tile, 2 if self.light and self.groups() * self.chunks > SMS else 1)
         spilled = self.kind.accumulates in POSITIONS and self.compute is ElementKind.I64
         narrow = self._aligned() < 16 and self._shift(self.tile) == 1 and not self.once
         extremum = self.kind.accumulates in EXTREMA and self.tile.warps >= WARPS
@@ -426,7 +468,6 @@ class Plan(Loads):
             "FULL": self.n == tile.block,
             "AHEAD": self._ahead(tile),
             "GROUP": group,
-            "STAGES": 0,
             "ALL": 1 < group == self.n // tile.block and self.n % tile.block == 0 and self.chunks == 1,
             "PIECE": self._in_pieces(tile),
             "TURNS": self.turns,

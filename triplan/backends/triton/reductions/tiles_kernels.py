@@ -104,16 +104,19 @@ def several(
     start,
     col,
     reduced,
+    left,
     UNIT: tl.constexpr,
     VECTOR: tl.constexpr,
     PIECE: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """The elements of GROUP whole blocks of each line, from ``start`` on: see ``loaded``."""
+    """The elements of GROUP blocks of each line, from ``start`` on: see ``loaded``. ``left``: how many elements there
+    are, or None if all."""
     blocks = ()
     for i in tl.static_range(GROUP):
         at = start + i * col.shape[0]
-        blocks = blocks + (loaded(x, x_at, at, col, reduced, None, UNIT, VECTOR, PIECE),)
+        live = None if left is None else (col < left - i * col.shape[0])[None, :]
+        blocks = blocks + (loaded(x, x_at, at, col, reduced, live, UNIT, VECTOR, PIECE),)
     return blocks
 
 
@@ -269,7 +272,6 @@ def reduce_kernel(
     FULL: tl.constexpr,
     AHEAD: tl.constexpr,
     GROUP: tl.constexpr,
-    STAGES: tl.constexpr,
     ALL: tl.constexpr,
     PIECE: tl.constexpr,
     TURNS: tl.constexpr,
@@ -285,9 +287,9 @@ def reduce_kernel(
     ``store_second``; firsts, seconds: [lanes, chunks] of accumulators, or None. A program reduces one chunk of ROWS
     lines with BLOCK accumulators a line, each over every BLOCK-th element, which are merged at the end. BESIDE: see
     ``neighbours``; FLAT: ``flat_lines``; LANES_BESIDE: ``accumulator_at``. AHEAD: a block is loaded before the previous
-    one is accumulated. GROUP: so many blocks are loaded before the first of them is accumulated; ALL: lines have no
-    other blocks. PIECE: lines have several dimensions, and consist of whole blocks that lie within the innermost, which
-    is contiguous.
+    one is accumulated; GROUP is 1 then. GROUP: so many blocks are loaded before the first of them is accumulated; ALL:
+    lines have no other blocks. PIECE: lines have several dimensions, and consist of whole blocks that lie within the
+    innermost, which is contiguous.
 
     SHIFT = 1: lines are read from their first element on. SHIFT > 1, with ROWS = 1: vectors of SHIFT elements are
     aligned, and a line may begin at any element of one. It is read from that vector on: element k of a line that begins
@@ -382,19 +384,9 @@ def reduce_kernel(
             a, b = step_of(a, b, v, live, 1, KIND, IDENTITY)
     else:
         if ALL:
-            blocks = several(x, x_at, first, col, reduced, UNIT, VECTOR, PIECE, GROUP)
+            blocks = several(x, x_at, first, col, reduced, None, UNIT, VECTOR, PIECE, GROUP)
             a, b = group_of(a, b, blocks, 0, order, KIND, MAP, COMPUTE, IDENTITY)
-        elif STAGES > 0:
-            grouped = whole // GROUP * GROUP
-            for step in tl.range(0, grouped, GROUP, num_stages=STAGES):
-                start = first + step * BLOCK
-                blocks = several(x, x_at, start, col, reduced, UNIT, VECTOR, PIECE, GROUP)
-                a, b = group_of(a, b, blocks, step, order, KIND, MAP, COMPUTE, IDENTITY)
-            for step in range(grouped, whole):
-                start = first + step * BLOCK
-                v = taken(x, x_at, start, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR, PIECE)
-                a, b = step_of(a, b, v, None, step + 1, KIND, IDENTITY)
-        elif AHEAD and GROUP == 1:
+        elif AHEAD:
             if whole > 0:
                 v = taken(x, x_at, first, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR)
                 for step in range(1, whole):
@@ -405,25 +397,25 @@ def reduce_kernel(
                 a, b = step_of(a, b, v, None, whole, KIND, IDENTITY)
         else:
             grouped = whole // GROUP * GROUP if GROUP > 1 else 0
-            if AHEAD:
-                if grouped > 0:
-                    blocks = several(x, x_at, first, col, reduced, UNIT, VECTOR, PIECE, GROUP)
-                    for step in range(GROUP, grouped, GROUP):
-                        start = first + step * BLOCK
-                        following = several(x, x_at, start, col, reduced, UNIT, VECTOR, PIECE, GROUP)
-                        a, b = group_of(a, b, blocks, step - GROUP, order, KIND, MAP, COMPUTE, IDENTITY)
-                        blocks = following
-                    a, b = group_of(a, b, blocks, grouped - GROUP, order, KIND, MAP, COMPUTE, IDENTITY)
-            else:
-                for step in range(0, grouped, GROUP):
-                    start = first + step * BLOCK
-                    blocks = several(x, x_at, start, col, reduced, UNIT, VECTOR, PIECE, GROUP)
-                    a, b = group_of(a, b, blocks, step, order, KIND, MAP, COMPUTE, IDENTITY)
-            for step in range(grouped, whole):
+            for step in range(0, grouped, GROUP):
                 start = first + step * BLOCK
-                v = taken(x, x_at, start, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR, PIECE)
-                a, b = step_of(a, b, v, None, step + 1, KIND, IDENTITY)
-        if not ALL and not PIECE and whole * BLOCK < length:
+                blocks = several(x, x_at, start, col, reduced, None, UNIT, VECTOR, PIECE, GROUP)
+                a, b = group_of(a, b, blocks, step, order, KIND, MAP, COMPUTE, IDENTITY)
+            if ACROSS and GROUP > 1:  # a mask along lines does not narrow loads across them
+                if grouped * BLOCK < length:
+                    left = length - grouped * BLOCK
+                    start = first + grouped * BLOCK
+                    blocks = several(x, x_at, start, col, reduced, left, UNIT, VECTOR, PIECE, GROUP)
+                    for i in tl.static_range(GROUP):
+                        v = element_of(blocks[i], order, MAP, COMPUTE)
+                        live = (col < left - i * BLOCK)[None, :]
+                        a, b = step_of(a, b, v, live, grouped + i + 1, KIND, IDENTITY)
+            else:
+                for step in range(grouped, whole):
+                    start = first + step * BLOCK
+                    v = taken(x, x_at, start, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR, PIECE)
+                    a, b = step_of(a, b, v, None, step + 1, KIND, IDENTITY)
+        if not ALL and not PIECE and not (ACROSS and GROUP > 1) and whole * BLOCK < length:
             start = first + whole * BLOCK
             live = (col < count - start)[None, :]
             v = taken(x, x_at, start, col, reduced, live, order, MAP, COMPUTE, UNIT, VECTOR)
