@@ -72,6 +72,41 @@ def test_few_columns_have_a_narrow_tile(layout: Any) -> None:
     assert {split.tile.n for split in fma.splits_of(desc.replace(n=33), H200)} <= {64, 128, 256}
 
 
+def test_the_tile_of_few_columns_has_two_stages_for_single_elements_of_rows() -> None:
+    """These pass through the L1 cache, which shares its memory with the stages."""
+    desc = tp.GemmDescriptor(m=32767, n=21, k=2948, element="f32")
+    for layouts, k, stages in (
+        ({}, 2948, 3),
+        ({}, 2947, 2),
+        ({"a": LOOSE_ROW}, 2948, 2),
+        ({"a": LOOSE_COLUMN}, 2947, 3),
+    ):
+        problem = desc.replace(k=k, layouts=layouts)
+        assert {split.tile.stages for split in fma.splits_of(problem, H200) if split.tile.n == 32} == {stages}
+
+
+@pytest.mark.parametrize(("change", "held"), [({}, True), ({"m": 1 << 16}, False), ({"m": 1 << 16, "n": 97}, False)])
+def test_single_elements_of_rows_are_copied_if_b_is_read_in_vectors(change: dict[str, Any], held: bool) -> None:
+    """Other rows of A pass through registers, but in narrow tiles. Of the odd problem's B, the copy would take too long
+    for few rows."""
+    odd = tp.GemmDescriptor(m=65, n=1023, k=4096, element="f32", layouts={"a": LOOSE_ROW}).replace(**change)
+    for desc, expected in ((odd, held), (odd.replace(layouts={}), True)):
+        for split in fma.splits_of(desc, H200):
+            (multiplies,) = (x for x in fma.launches(desc, split) if x.kernel.__name__ == KERNEL)
+            assert multiplies.constexprs["A_ROWS"]
+            assert multiplies.constexprs["A_HELD"] is (expected and split.tile.n > 64)
+
+
+def test_large_tiles_copy_single_elements_of_long_rows_only() -> None:
+    desc = tp.GemmDescriptor(m=1 << 16, n=1024, k=1025, element="f32", layouts={"a": LOOSE_ROW})
+    held = {}
+    for split in fma.splits_of(desc, H200):
+        (multiplies,) = (x for x in fma.launches(desc, split) if x.kernel.__name__ == KERNEL)
+        held[split.tile.m, split.tile.n] = multiplies.constexprs["A_HELD"]
+    assert held == {(128, 128): True, (64, 128): False, (128, 64): False}
+    assert fma.cheapest(desc, H200).tile.m == 128
+
+
 def test_tiles_of_64_rows_are_faster_for_odd_rows() -> None:
     desc = tp.GemmDescriptor(m=58788, n=97, k=4111, element="f32", epilogue="bias_relu", layouts={"a": LOOSE_ROW})
     assert (fma.cheapest(desc, H200).tile.m, fma.cheapest(desc, H200).tile.n) == (64, 128)
@@ -102,7 +137,7 @@ def test_a_column_major_b_is_multiplied_as_rows_where_its_copy_takes_longer() ->
     assert [x.kernel.__name__ for x in found] == [COPY, KERNEL]
     assert found[1].args["a"].operand == "b"  # type: ignore[union-attr]
     assert (found[1].constexprs["A_ROWS"], found[1].constexprs["C_COLUMNS"]) == (True, True)
-    for change in ({"m": 4096, "n": 4096}, {"m": 2048}, {"layouts": {}}):
+    for change in ({"m": 4096, "n": 4096}, {"m": 65}, {"layouts": {}}):
         assert fma.turned(desc.replace(**change)) is None
 
 

@@ -38,19 +38,23 @@ def test_pieces_hold_all_of_k_once_and_none_is_empty(pieces: int, k: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("n", "layouts", "block"),
+    ("m", "n", "layouts", "block"),
     [
-        (7, {}, (64, 8)),
-        (31, {}, (16, 32)),
-        (33, {}, (8, 64)),
-        (4096, {}, (4, 128)),
-        (4096, {"c": COLUMN}, (64, 8)),
+        (4096, 7, {}, (64, 8)),
+        (4096, 31, {}, (16, 32)),
+        (4096, 33, {}, (8, 64)),
+        (4096, 4096, {}, (4, 128)),
+        (4096, 4096, {"c": COLUMN}, (64, 8)),
+        (31, 4096, {"c": COLUMN}, (32, 16)),
+        (2, 4096, {"c": COLUMN}, (4, 128)),
     ],
     ids=str,
 )
-def test_pieces_are_added_in_blocks_as_wide_as_c(n: int, layouts: dict[str, Any], block: tuple[int, int]) -> None:
+def test_pieces_are_added_in_blocks_that_suit_c(
+    m: int, n: int, layouts: dict[str, Any], block: tuple[int, int]
+) -> None:
     """Columns that do not exist would leave threads idle; a column-major C is written by long columns."""
-    desc = tp.GemmDescriptor(m=4096, n=n, k=4096, element="f32", layouts=layouts)
+    desc = tp.GemmDescriptor(m=m, n=n, k=4096, element="f32", layouts=layouts)
     sums = split_k.sum_launch(desc, 2, desc.n)
     assert (sums.constexprs["BLOCK_M"], sums.constexprs["BLOCK_N"]) == block
 

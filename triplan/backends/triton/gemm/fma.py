@@ -36,22 +36,23 @@ from triplan.sku import ArchSku, MathPrecision, Support, Target
 from triplan.sku.facts import fact
 
 #: Tiles of 8 rows by 16 columns for each thread, or of 16 by 8 for few columns. 255 registers a thread leave a
-#: multiprocessor 8 warps. The last is for at most 32 columns.
+#: multiprocessor 8 warps. The last is for at most 32 columns (see ``_suits``).
 TILES = (
     Tile(128, 256, 16, 8, 3),
     Tile(128, 128, 16, 4, 3),
     Tile(64, 128, 16, 2, 3),
     Tile(128, 64, 16, 2, 3),
     Tile(256, 32, 16, 2, 3),
+    Tile(256, 32, 16, 2, 2),
 )
 #: Columns of the narrowest tile.
 LEAST_N = 32
 #: Rows of C from which on it is computed as its transpose: fewer leave half of the narrowest tile empty, and other
 #: kernels have tiles of 16 rows, which are faster. From a run on an H200 that is not published.
 LEAST_TURNED_M = 17
-#: C is also computed as its transpose if that saves copies which take more than such a part of the FMAs' time, as its
-#: tiles may be smaller, and than C at so many bytes per microsecond, which is written by columns. Untuned.
-TURNED_SHARE, TURNED_BYTES_PER_US = 0.1, 1e6
+#: C of at most so many rows, the columns of a narrow tile, is also computed as its transpose if that saves copies which
+#: take longer than C at so many bytes per microsecond, which is written by columns. Untuned.
+MOST_TURNED_M, TURNED_BYTES_PER_US = 64, 1e6
 #: k from which on a C of few rows is computed so: a shorter one takes less time than writing C, whose rows are then
 #: columns. Untuned.
 LEAST_TURNED_K = 512
@@ -73,11 +74,16 @@ WIDE_MFLOP_US, MFLOP_US = 2.65, 2.78
 SINGLE = 1.06
 #: Factor on it in tiles of few columns, which load more of A. From products of 33 and 73 columns on an H100.
 NARROW = 1.1
-#: The same where single elements of its rows are copied. From a run on an H200 that is not published.
-NARROW_COPIED = 1.2
+#: The same where single elements of its rows are copied, in tiles of 64 columns and of fewer. From runs on an H200 that
+#: are not published.
+NARROW_COPIED, NARROWEST_COPIED = 1.2, 1.9
 #: Bytes of partial sums per microsecond where their rows begin at any element, or those of a C without unit stride:
 #: they are written one at a time.
 SINGLE_BYTES_PER_US = 1e6
+#: Elements of a large tile, and from which k on it copies single elements of A. From runs on an H200 that are not
+#: published: at k = 4111 copies are faster than registers; at 129 a large tile with registers is faster than a smaller
+#: one with copies. Untuned between these.
+LARGE, COPIED_K = 128 * 128, 2048
 #: Factor on FMAs in tiles of 128 by 128 for a row-major A: tiles of 64 rows begin sooner. From runs on an H200 that are
 #: not published.
 TALL_ROWS = 1.03
@@ -96,14 +102,13 @@ def turned(desc: MatrixProductDescriptor) -> Product | None:
     copies take less time: it reads a column-major B as rows."""
     if not isinstance(desc, GemmDescriptor) or desc.has_bias or desc.reads_c0 or desc.saves_pre:
         return None
-    if desc.m < LEAST_TURNED_M or desc.k < LEAST_TURNED_K or desc.n < desc.m:
+    if not LEAST_TURNED_M <= desc.m <= min(MOST_TURNED_M, desc.n) or desc.k < LEAST_TURNED_K:
         return None
     product = transposed(desc)
     if desc.m <= LEAST_N < desc.n:
         return product
     saved = sum(copy.cost_us for copy in moved(desc)) - sum(copy.cost_us for copy in moved(product.desc))
-    least = TURNED_SHARE * _fmas_us(desc.operand("b"), desc.m) + desc.operand("c").nbytes / TURNED_BYTES_PER_US
-    return product if saved > least else None
+    return product if saved > desc.operand("c").nbytes / TURNED_BYTES_PER_US else None
 
 
 def as_multiplied(desc: MatrixProductDescriptor) -> MatrixProductDescriptor:
@@ -127,12 +132,8 @@ def moved(desc: MatrixProductDescriptor) -> tuple[MatrixCopy, ...]:
 
 def _is_small(o: Operand, others: int) -> bool:
     """Whether a factor, whose elements are each multiplied by ``others`` elements, is small beside the product."""
-    return MatrixCopy(o, unit_axis(o) or 0).cost_us <= COPIED_SHARE * _fmas_us(o, others)
-
-
-def _fmas_us(o: Operand, others: int) -> float:
-    """Microseconds of multiplying each element of a factor by ``others`` elements, in whole tiles."""
-    return 2e-6 * o.numel * others * WIDE_MFLOP_US / SMS
+    fmas_us = 2e-6 * o.numel * others * WIDE_MFLOP_US / SMS
+    return MatrixCopy(o, unit_axis(o) or 0).cost_us <= COPIED_SHARE * fmas_us
 
 
 @fact
@@ -155,8 +156,14 @@ def _vector(o: Operand) -> int:
 
 
 def _is_held(desc: MatrixProductDescriptor, tile: Tile) -> bool:
-    """Whether a row-major A passes through registers: copies that leave it as rows take less time."""
-    return False
+    """Whether a row-major A passes through registers.
+
+    Narrow tiles, which load more of A, copy it. Of others, single elements are copied in less time, but their addresses
+    and those of single elements of B would spill. Large tiles copy them only where k is long (see ``COPIED_K``).
+    """
+    a, b = _factors(desc)
+    short = tile.m * tile.n >= LARGE and desc.k < COPIED_K
+    return is_row_major(a) and tile.n >= WARP_N and (_vector(a) > 1 or _vector(b) == 1 or short)
 
 
 def _stores_singly(desc: MatrixProductDescriptor) -> bool:
@@ -260,11 +267,13 @@ def fma_us(desc: MatrixProductDescriptor, split: Split, target: Target) -> float
     rate = WIDE_MFLOP_US if resident == 1 else MFLOP_US
     a, b = _factors(desc)
     slower = SINGLE ** sum(_vector(o) == 1 for o in (a, b))
-    single = _vector(a) == 1 and is_row_major(a)
-    if is_row_major(a) and (tile.m, tile.n) == (128, 128) and (waves <= TALL_ROWS_WAVES or single):
+    copied = is_row_major(a) and not _is_held(desc, tile)
+    if is_row_major(a) and (tile.m, tile.n) == (128, 128) and (waves <= TALL_ROWS_WAVES or copied):
         slower *= TALL_ROWS
-    if tile.n < WARP_N:
-        slower *= NARROW_COPIED if single else NARROW
+    if tile.n < WARP_N and copied and _vector(a) == 1:
+        slower *= NARROWEST_COPIED if tile.n <= LEAST_N else NARROW_COPIED
+    elif tile.n < WARP_N:
+        slower *= NARROW
     computed = waves * resident * 2e-6 * tile.m * tile.n * split.depth(desc.k) * rate * slower
     found = FIXED_US + computed + max(waves - 1, 0) * BETWEEN_US + sum(copy.cost_us for copy in moved(desc))
     if _is_summed(desc, split):
@@ -290,12 +299,18 @@ def _pieces(desc: MatrixProductDescriptor, tile: Tile, target: Target) -> list[i
 @fact
 def splits_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Split, ...]:
     """Every tile with every number of pieces that suits it."""
-    # The addresses and masks of single elements spill in the widest tile.
     desc = as_multiplied(desc)
-    single = any(_vector(o) == 1 for o in _factors(desc))
-    few = desc.n <= LEAST_N
-    tiles = [t for t in TILES if (not single or t.warps < RESIDENT_WARPS) and (few or t.n > LEAST_N)]
-    return tuple(Split(t, p) for t in tiles for p in _pieces(desc, t, target))
+    return tuple(Split(t, p) for t in TILES if _suits(desc, t) for p in _pieces(desc, t, target))
+
+
+def _suits(desc: MatrixProductDescriptor, tile: Tile) -> bool:
+    """Whether a tile suits the factors."""
+    a, b = _factors(desc)
+    if tile.n <= LEAST_N:
+        # Single elements of rows pass through the L1 cache, of which three stages leave too little for so many rows.
+        return desc.n <= LEAST_N and (tile.stages == 2) == (is_row_major(a) and _vector(a) == 1)
+    # The addresses and masks of single elements spill in the widest tile.
+    return tile.warps < RESIDENT_WARPS or 1 not in (_vector(a), _vector(b))
 
 
 @fact

@@ -140,7 +140,8 @@ def partial_bytes(desc: MatrixProductDescriptor, split: Split) -> int:
 def _sum_block(desc: MatrixProductDescriptor) -> tuple[int, int]:
     """Rows and columns of C per program of the second kernel."""
     least, most = SUM_COLUMNS
-    columns = least if unit_axis(desc.operand("c")) == 0 else max(min(ceil_power(desc.n), most), least)
+    turned = unit_axis(desc.operand("c")) == 0
+    columns = max(min(SUM_ELEMENTS // ceil_power(desc.m) if turned else ceil_power(desc.n), most), least)
     return SUM_ELEMENTS // columns, columns
 
 
