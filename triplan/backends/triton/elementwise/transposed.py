@@ -22,7 +22,7 @@ TILES, LARGE_TILE = ((1 << 16, 16, 64), (1 << 20, 32, 128)), (64, 256)
 #: is resident.
 WIDE_TILE = (32, 256)
 #: The same of up to BROAD_OPERANDS tensors of 2 bytes or less, functions of LIGHT nodes, which need few registers, and
-#: LARGE bytes of the result or more, if that takes at most WIDER times as many lanes: a tile's rows are longer in memory.
+#: LARGE bytes of the result or more, if that takes at most WIDER times as many lanes: its rows are longer in memory.
 #: (From x + x.t() of 16384 x 16384 bf16 on an H200.)
 BROAD_TILE, BROAD_OPERANDS, LARGE, WIDER = (128, 512), 3, 1 << 26, 1.04
 LIGHT = {"operand", "number", "add", "sub", "mul", "neg", "abs", "maximum", "minimum"}
