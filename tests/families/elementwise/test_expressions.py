@@ -159,6 +159,26 @@ def test_short_sides_are_transposed_beside_a_third_axis_alone() -> None:
         assert tp.plan(desc, target=H200).sku().kernel == kernel
 
 
+@pytest.mark.parametrize(
+    ("tree", "element", "shape", "side"),
+    [
+        (a + b, "bf16", (8192, 8192), 128),
+        (a + b, "bf16", (8192, 8193), 128),
+        (a + b, "bf16", (4096, 4096), 64),
+        (a + b, "bf16", (1 << 20, 130), 64),  # columns of 128 would leave lanes idle
+        (a + b, "f32", (8192, 8192), 64),
+        (E.tanh(a) * b, "bf16", (8192, 8192), 64),
+    ],
+)
+def test_large_tiles_are_of_functions_of_few_registers(
+    tree: tp.Expr, element: str, shape: tuple[int, int], side: int
+) -> None:
+    turned = L(unit_axis=0, alignment=16, stride_multiple=8)
+    desc = of(tree, a=(element, shape), b=(element, shape)).replace(layouts={"a": turned})
+    (launch,) = tp.plan(desc, target=H200, preference=tp.PlanPreference(kernel="transposed")).launches
+    assert launch.constexprs["BLOCK_ROWS"] == side
+
+
 @pytest.mark.parametrize("where", ["cpu", *WHERE])
 def test_numbers_in_args_vary_without_another_kernel(where: str) -> None:
     s = E.operand("s")

@@ -386,6 +386,15 @@ def test_gradients_without_adjacent_elements_are_scaled_one_by_one() -> None:
     assert launch.grid == -(-5000 * 65 // int(launch.constexprs["BLOCK"]))
 
 
+@pytest.mark.parametrize(("n", "block"), [(10, 16), (24, 32), (64, 64), (65, 16), (90, 32), (1000, 64)])
+def test_blocks_of_rows_that_lie_in_two_ways_suit_their_length(n: int, block: int) -> None:
+    desc = build("scale_gradient", (1 << 22, n))
+    desc = desc.replace(layouts={"unscaled": tp.Layout(kind="strided", alignment=16, unit_axis=0, stride_multiple=16)})
+    (launch,) = tp.plan(desc, target=H200).launches
+    assert launch.constexprs["BLOCK"] == block
+    assert launch.constexprs["ROWS"] * block == 64 * 64
+
+
 # --- on a GPU ---
 
 

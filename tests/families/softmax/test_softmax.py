@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
-from cases import H200, WHERE
+from cases import H200, WHERE, compiles
 from cases.rows import PLACES, SPECIAL, build, run
 from proofs import target
 
@@ -171,3 +172,13 @@ def test_rows_past_two_to_the_31st() -> None:
     plan = tp.plan(tp.SoftmaxDescriptor.from_args(tp.SoftmaxArgs(x, out), softmax_axis=1))
     run(plan, tp.SoftmaxArgs(x, out))
     torch.testing.assert_close(out[-2:], torch.softmax(x[-2:], 1))
+
+
+@compiles
+@pytest.mark.parametrize(("n", "kernel"), [(128, "rows"), (8192, "looped")])
+@pytest.mark.parametrize(("op", "turned"), [("softmax", "x"), ("softmax_backward", "dout")])
+def test_operands_that_lie_in_two_ways_have_vectors(op: str, turned: str, n: int, kernel: str) -> None:
+    """Also of an odd number of rows."""
+    desc = build(op, (7709, n)).replace(layouts={turned: tp.Layout(kind="strided", alignment=16, unit_axis=0)})
+    (record,) = tp.plan(desc, target=H200, preference=tp.PlanPreference(kernel=kernel)).compile()
+    assert re.search(r"st\.global\S*\.v[24]\.b32", record.ptx)

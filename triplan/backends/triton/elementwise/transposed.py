@@ -21,6 +21,11 @@ TILES, LARGE_TILE = ((1 << 16, 16, 64), (1 << 20, 32, 128)), (64, 256)
 #: The same of many elements of 8 bytes, chosen on an H200: in a large tile they take so many registers that one program
 #: is resident.
 WIDE_TILE = (32, 256)
+#: The same of up to BROAD_OPERANDS tensors of 2 bytes or less, functions of LIGHT nodes, which need few registers, and
+#: LARGE bytes of the result or more, if that takes at most WIDER times as many lanes: its rows are longer in memory.
+#: (From x + x.t() of 16384 x 16384 bf16 on an H200.)
+BROAD_TILE, BROAD_OPERANDS, LARGE, WIDER = (128, 512), 3, 1 << 26, 1.04
+LIGHT = {"operand", "number", "add", "sub", "mul", "neg", "abs", "maximum", "minimum"}
 #: Elements of a tile's side at most, where the other side is short. Untuned.
 LONGEST = 512
 #: Time relative to ``flat`` of x + x.t() of 16384 x 16384 bf16, and microseconds in which threads exchange elements
@@ -35,12 +40,25 @@ SHORT = 16
 ACCESS_BYTES = 0.5
 
 
+def _is_broad(desc: ElementwiseDescriptor, turned: int | None) -> bool:
+    """Whether tiles are BROAD_TILE."""
+    found, operands = geometry.dims(desc), geometry.tensors(desc)
+    if turned is None or len(operands) > BROAD_OPERANDS or desc.operands()[-1].nbytes < LARGE:
+        return False
+    if any(o.element.itemsize > 2 for o in operands) or not LIGHT.issuperset(node[0] for node in desc.tree.nodes):
+        return False
+    sizes = found[turned].size, found[-1].size
+    lanes, broad = (math.prod(-(-n // side) * side for n in sizes) for side in (LARGE_TILE[0], BROAD_TILE[0]))
+    return broad <= WIDER * lanes
+
+
 def _tile(desc: ElementwiseDescriptor, turned: int | None) -> tuple[int, int, int]:
     """(rows, columns, threads) of a program's tile. Where one side is short, the other one is longer, but not as much
     as to need all threads: each has as many elements as in a square tile."""
     found, numel = geometry.dims(desc), desc.operands()[-1].numel
     is_wide = any(o.element.itemsize == 8 and o.numel == numel for o in geometry.tensors(desc))
-    side, threads = next((tile for most, *tile in TILES if numel <= most), WIDE_TILE if is_wide else LARGE_TILE)
+    large = WIDE_TILE if is_wide else BROAD_TILE if _is_broad(desc, turned) else LARGE_TILE
+    side, threads = next((tile for most, *tile in TILES if numel <= most), large)
     most = [1 if at is None else ceil_power(found[at].size) for at in (turned, len(found) - 1 if found else None)]
     rows, columns = (min(side, n) for n in most)
     if rows < side:

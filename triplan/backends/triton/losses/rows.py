@@ -27,6 +27,8 @@ SEVERAL_US = 1.0
 #: SMALL, so that every multiprocessor has work. Untuned.
 ACROSS_TILE, CROSSED_TILE = Tile(512, 8, 8), Tile(64, 64, 8)
 SMALL_ACROSS_TILE, SMALL_CROSSED_TILE = Tile(128, 8, 4), Tile(32, 32, 4)
+#: Columns of CROSSED_TILE at least, and lanes an element that are not worth fewer columns. Untuned.
+LEAST_CROSSED, IDLE = 16, 1.25
 #: (elements in all, elements of a thread) at most, and warps, where elements are scaled one by one. Untuned.
 POINTS, MOST_POINTS, POINT_WARPS = ((1 << 17, 1), (1 << 20, 2)), 4, 4
 
@@ -82,10 +84,17 @@ class ScaleRows(ScaleElements, ops=ScaleGradientDescriptor.ops()):
         if (self.rows.across or self.rows.crossed) and self.rows.lanes >= CROSSED_TILE.rows:
             if small:
                 return SMALL_ACROSS_TILE if self.rows.across else SMALL_CROSSED_TILE
-            return ACROSS_TILE if self.rows.across else CROSSED_TILE
+            return ACROSS_TILE if self.rows.across else self.crossed_tile()
         if small and self.rows.n > SMALL_BLOCK:
             return Tile(1, SMALL_BLOCK, SMALL_WARPS)
         return self.rows.whole_tile(BLOCK) or self.rows.block_tile()
+
+    def crossed_tile(self) -> Tile:
+        """CROSSED_TILE; of fewer columns where rows would leave many lanes of their last block idle, as 65 of 128."""
+        n, (rows, most, warps) = self.rows.n, (CROSSED_TILE.rows, CROSSED_TILE.block, CROSSED_TILE.warps)
+        blocks = [most >> i for i in range(most.bit_length()) if most >> i >= LEAST_CROSSED]
+        block = min(blocks, key=lambda block: max(-(-n // block) * block, IDLE * n))
+        return Tile(rows * most // block, block, warps)
 
     def scatters(self) -> bool:
         """Whether no two elements are promised adjacent in some operand: nothing is gained by tiles of rows, whose ends

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from triplan.backends.runtime.launch import Arg
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.rows_entries import Entry
 from triplan.backends.triton.common.tiles import Tile, warps_for
@@ -23,6 +24,10 @@ class SoftmaxEntry(Entry):
     desc: AnySoftmaxDescriptor
     version, along = 2, True
     program_us = 2.5  # from drawn problems on an H200, as of the norms
+
+    def arguments(self) -> dict[str, Arg]:
+        """Masks are of whole vectors where operands lie in two ways, so that all of these have vectors."""
+        return super().arguments() | (self.rows.sizes(turned=True) if self.rows.crossed else {})
 
     def few_rows(self, block: int) -> Tile | None:
         """The tile of all neighbours, ``block`` elements each, where they are adjacent but few."""
