@@ -26,9 +26,9 @@ BLOCK_M, BLOCK_N, MOST_CHANNELS = 64, 128, 128
 WARPS = 8
 #: Tiles of a program at most, if so many programs per multiprocessor remain. Untuned.
 MOST_TILES, BUSY = 8, 8
-#: Microseconds of a multiprocessor for an element of a tile of BLOCK_M pixels, read or written; of a program that waits
-#: for what it reads. Untuned: from counts of instructions.
-ELEMENT_US, WAIT_US = 1.5e-5, 3.0
+#: Microseconds of a multiprocessor for an element of a tile of BLOCK_M pixels, read or written, from times on an H200
+#: that are not published; of a program that waits for what it reads, untuned.
+ELEMENT_US, WAIT_US = 8.5e-5, 3.0
 #: How much of the bandwidth of memory these reads leave unused. Untuned.
 SLOWER = 1.3
 
