@@ -22,8 +22,8 @@ VECTOR = 8
 #: Elements of a tile if there are so many: on an H200 smaller tiles took longer, even if fewer of their elements were
 #: outside.
 AREA = 4096
-#: Channels of a tile if there are more columns: where channels are adjacent in the operand too, all of them if possible,
-#: as most rows begin within a sector, which two tiles would read and write.
+#: Channels of a tile if there are more columns. Where channels are adjacent in the operand too, a tile has all of them
+#: if possible: most rows begin within a sector; two tiles of a row would both read or write that in which they meet.
 SIDE, WHOLE_SIDE = 64, 128
 #: Channels of a tile at most, and how many columns more than there are tiles may have before narrower ones are
 #: considered. Untuned.
