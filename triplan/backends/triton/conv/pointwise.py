@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from triplan.backends.runtime.launch import Arg, Int, Launch
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import card
-from triplan.backends.triton.common.offsets import ceil_power, values
+from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, values
 from triplan.backends.triton.common.strides import axis_strides, count, known_strides
 from triplan.backends.triton.conv import shared, wgmma
 from triplan.backends.triton.conv.pointwise_kernels import conv2d_pointwise_kernel
@@ -79,6 +79,8 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
         return Support.no("TMA can map what is read and what is written")
     if not 0 < reduced(desc) <= MOST_CHANNELS:
         return Support.no(f"{reduced(desc)} channels to sum; it takes 1 to {MOST_CHANNELS}")
+    if BLOCK_M * features_of(desc) >= I32_LIMIT:
+        return Support.no(f"{features_of(desc)} features; 32 bits count the elements of {BLOCK_M} pixels")
     return shared.counted(desc, _programs(desc, target))
 
 
