@@ -278,6 +278,7 @@ def test_what_lies_in_one_piece_is_not_copied() -> None:
         (desc.replace(layouts={"x": ordered, "out": LAST}), "without gaps"),
         (desc.replace(layouts={}), "without gaps"),
         (desc.replace(in_channels=129), "129 channels to sum"),
+        (desc.replace(in_channels=1, out_channels=2**25), "32 bits"),
         (desc.replace(stride=(2, 2)), "one tap"),
     ):
         with pytest.raises(tp.Unsupported, match=reason):

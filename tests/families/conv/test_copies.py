@@ -17,7 +17,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Trit
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize("extents", [(2, 3, 4, 9), (2, 70, 5, 13), (3, 70, 1, 1), (5, 17, 2, 70)], ids=str)
+@pytest.mark.parametrize(
+    "extents", [(2, 3, 4, 9), (2, 70, 5, 13), (3, 70, 1, 1), (5, 17, 2, 70), (1, 140, 2, 40)], ids=str
+)
 def test_padded_copies(extents: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Channels and columns that the image does not have are 0; of outputs, only what they have is written."""
     monkeypatch.setattr(copies, "JOINED", 1)
@@ -51,3 +53,20 @@ def test_padded_copies(extents: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
         given = {k: value(a) for k, a in launch.args.items()}
         launch.kernel[(launch.grid,)](**given, **launch.constexprs, OVERLAPS=False)
         assert torch.equal(memory["x"], x) if role == "output" else torch.equal(held, wanted)
+
+
+def test_tiles_have_whole_rows() -> None:
+    """Of up to 128 channels that are adjacent on both sides; of few columns if channels are apart."""
+    last, apart = tp.Layout.strided(order=(0, 2, 3, 1)), tp.Layout.strided(order=(0, 2, 1, 3))
+    for extents, layout, tile in (
+        ((3000, 95, 19, 19), last, (128, 32)),
+        ((3000, 37, 19, 19), last, (64, 64)),
+        ((3000, 250, 7, 7), last, (128, 32)),
+        ((100, 128, 37, 37), apart, (64, 64)),  # of narrower tiles as many columns would be outside
+        ((100, 128, 14, 14), tp.Layout(), (128, 32)),
+        ((100, 128, 7, 7), tp.Layout(), (64, 64)),
+        ((1000, 128, 1, 1), tp.Layout(), (128, 32)),
+        ((100, 3, 50, 50), tp.Layout(), (8, 512)),
+    ):
+        o = tp.Operand("x", tp.descriptors.Role("input"), tp.ElementKind.F16, extents, layout=layout)
+        assert copies._tile(*copies.plain({o: 1})) == tile, extents

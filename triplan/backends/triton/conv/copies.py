@@ -19,10 +19,14 @@ from triplan.sku import SUPPORTED, Support
 
 #: Elements of 16 bytes, the widest vectors and the smallest unit that TMA moves, if an element has two bytes.
 VECTOR = 8
-#: Channels of a tile if there are more pixels, and elements of one. Untuned.
-SIDE = 64
+#: Elements of a tile if there are so many: on an H200 smaller tiles took longer, even if fewer of their elements were
+#: outside.
 AREA = 4096
-#: Channels of a tile at most, and how many columns more than there are tiles may have. Untuned.
+#: Channels of a tile if there are more columns. Where channels are adjacent in the operand too, a tile has all of them
+#: if possible: most rows begin within a sector; two tiles of a row would both read or write that in which they meet.
+SIDE, WHOLE_SIDE = 64, 128
+#: Channels of a tile at most, and how many columns more than there are tiles may have before narrower ones are
+#: considered. Untuned.
 MOST_CHANNELS, IDLE = 256, 1.2
 #: Elements of a copy from which on it has more large tiles than multiprocessors; of fewer, each image has small tiles
 #: of its own. Untuned. Columns of a row at most: they are counted in 32 bits.
@@ -160,13 +164,23 @@ def _joined(c: Padded) -> bool:
     return large and same and shape[3] > 1 and c.operand.layout.order == (1 - c.axis, 2, 3, c.axis)
 
 
+def _adjacent(c: Padded) -> bool:
+    """Whether the channels of the copy are adjacent in the operand too."""
+    o = c.operand
+    return c.axis == o.shape[2] * o.shape[3] == 1 if o.layout.packed else o.layout.unit_axis == c.axis
+
+
 def _tile(c: Padded) -> tuple[int, int]:
-    """Channels and columns of a tile: the most columns of which few are idle."""
-    columns = _lines(c).columns
-    widest = min(AREA // min(SIDE, ceil_power(c.channels)), ceil_power(columns))
-    widths = [widest >> i for i in range(4) if widest >> i >= min(8, widest)]
-    wide = next((w for w in widths if -(-columns // w) * w <= IDLE * columns), widths[-1])
-    return min(AREA // wide, ceil_power(c.channels), MOST_CHANNELS), wide
+    """Channels and columns of a tile: the most columns, or half of them if many would be outside."""
+    columns, channels = _lines(c).columns, ceil_power(c.channels)
+    wide = min(AREA // min(WHOLE_SIDE if _adjacent(c) else SIDE, channels), ceil_power(columns))
+
+    def covered(width: int) -> int:
+        return -(-columns // width) * width
+
+    if covered(wide) > IDLE * columns and covered(wide // 2) < covered(wide):
+        wide //= 2
+    return min(AREA // wide, channels, MOST_CHANNELS), wide
 
 
 def _tiles(c: Padded) -> tuple[int, int]:

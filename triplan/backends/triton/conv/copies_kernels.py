@@ -36,16 +36,17 @@ def conv2d_copy_kernel(
 
     ``source`` and ``out`` (images, channels, rows, columns) of one element; their strides in this order, None for 1;
     ``left`` of None is 0. With ``taps`` there is such an ``out`` for each tap, ``tap_stride`` apart, which has source's
-    column * ``step`` + tap * ``dilation`` - ``left``. A program moves BLOCK_P columns of a row by BLOCK_C channels. It
-    reads along the axis that is adjacent in ``source`` and writes along that of ``out``; if these differ, the compiler
-    transposes through shared memory.
+    column * ``step`` + tap * ``dilation`` - ``left``. A program moves BLOCK_P columns of a row by BLOCK_C channels; the
+    next one has further channels, which may begin in the sector where these end. It reads along the axis that is
+    adjacent in ``source`` and writes along that of ``out``; if these differ, the compiler transposes through shared
+    memory.
     """
     begin(OVERLAPS)
     program = tl.program_id(0)
-    column = program % tiles_columns * BLOCK_P + tl.arange(0, BLOCK_P)
-    program = program // tiles_columns
     channel = program % tiles_channels * BLOCK_C + tl.arange(0, BLOCK_C)
-    line = program // tiles_channels
+    program = program // tiles_channels
+    column = program % tiles_columns * BLOCK_P + tl.arange(0, BLOCK_P)
+    line = program // tiles_columns
     image, row = line // rows, line % rows
     at = column if left is None else column - left
     if taps is not None:

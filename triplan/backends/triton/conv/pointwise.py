@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from triplan.backends.runtime.launch import Arg, Int, Launch
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import card
-from triplan.backends.triton.common.offsets import ceil_power, values
+from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, values
 from triplan.backends.triton.common.strides import axis_strides, count, known_strides
 from triplan.backends.triton.conv import shared, wgmma
 from triplan.backends.triton.conv.pointwise_kernels import conv2d_pointwise_kernel
@@ -26,9 +26,9 @@ BLOCK_M, BLOCK_N, MOST_CHANNELS = 64, 128, 128
 WARPS = 8
 #: Tiles of a program at most, if so many programs per multiprocessor remain. Untuned.
 MOST_TILES, BUSY = 8, 8
-#: Microseconds of a multiprocessor for an element of a tile of BLOCK_M pixels, read or written; of a program that waits
-#: for what it reads. Untuned: from counts of instructions.
-ELEMENT_US, WAIT_US = 1.5e-5, 3.0
+#: Microseconds of a multiprocessor for an element of a tile of BLOCK_M pixels, read or written, from times on an H200
+#: that are not published; of a program that waits for what it reads, untuned.
+ELEMENT_US, WAIT_US = 8.5e-5, 3.0
 #: How much of the bandwidth of memory these reads leave unused. Untuned.
 SLOWER = 1.3
 
@@ -79,6 +79,8 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
         return Support.no("TMA can map what is read and what is written")
     if not 0 < reduced(desc) <= MOST_CHANNELS:
         return Support.no(f"{reduced(desc)} channels to sum; it takes 1 to {MOST_CHANNELS}")
+    if BLOCK_M * features_of(desc) >= I32_LIMIT:
+        return Support.no(f"{features_of(desc)} features; 32 bits count the elements of {BLOCK_M} pixels")
     return shared.counted(desc, _programs(desc, target))
 
 
