@@ -122,7 +122,7 @@ def geometry(desc: ImagesProblem) -> Geometry:
 
 
 def in_full_tiles(desc: ImagesProblem, found: Geometry) -> Geometry:
-    """``found``, but tiles of pixels have fewer rows, down to a quarter of TILE_BYTES, where images do not fill them."""
+    """``found``, but tiles of pixels have fewer rows, down to a quarter of TILE_BYTES, if images leave many empty."""
     size = TILE_BYTES // desc.element.itemsize
 
     def held(height: int) -> int:
