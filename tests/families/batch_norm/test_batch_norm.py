@@ -254,7 +254,7 @@ def test_drawn_shapes_and_layouts(where: str, kernel: str | None, element: str, 
 LAST = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
 
 
-@pytest.mark.parametrize("sizes", [(300, 24, 1), (5, 24, 30), (5, 3, 130), (2, 3, 1500)])
+@pytest.mark.parametrize("sizes", [(300, 24, 1), (5, 24, 30), (5, 3, 130), (2, 3, 1500), (70, 3, 17)])
 @pytest.mark.parametrize(("where", "kernel"), places("channels"))
 @pytest.mark.parametrize("fields", [{}, {"relu": True}, {"relu": True, "residual": True}], ids=["", "relu", "added"])
 @pytest.mark.parametrize("op", OPS[:2])
@@ -297,6 +297,14 @@ def test_how_many_pixels_are_a_vector(element: str, pixels: int, alignment: int,
     desc = tp.BatchNormDescriptor(batch=8, channels=64, pixels=pixels, element=element)
     images = {o.name: tp.Layout(alignment=alignment) for o in desc.operands() if len(o.shape) == 3}
     assert divided_images(desc.replace(layouts=images)).vector == vector
+
+
+@pytest.mark.parametrize(("batch", "pixels", "height"), [(128, 17, 128), (132, 17, 32), (1030, 17, 128), (3, 3, 4)])
+def test_tiles_have_the_rows_that_images_fill(batch: int, pixels: int, height: int) -> None:
+    desc = tp.BatchNormBackwardDescriptor(batch=batch, channels=511, pixels=pixels, element="bf16")
+    found = divided_images(desc)
+    assert found.height == height
+    assert found.each * found.parts >= found.groups == -(-batch // height)
 
 
 @pytest.mark.parametrize(("channels", "pixels"), [(2**26 + 1, 8), (2**28 - 1, 1)])

@@ -245,6 +245,23 @@ def test_order_that_strides_tell_when_running(op: str, where: str, kernel: str |
     assert check_plan(plan, runs=1).compared
 
 
+@pytest.mark.parametrize("channels", [16, 15])
+@pytest.mark.parametrize(("where", "kernel"), places("windows"))
+def test_results_with_gaps(where: str, kernel: str | None, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of operands whose channels are adjacent, in vectors or not: tiles have several pixels of all channels."""
+    for name, value in {"MANY": 1, "WARP_AREA": 16, "CHANNELS": 8}.items():
+        monkeypatch.setattr(windows, name, value)
+    windows.tile.cache_clear()  # type: ignore[attr-defined]
+    sizes: dict[str, Any] = {"batch": 2, "channels": channels, "height": 5, "width": 7, "element": "f32"}
+    gaps = tp.Layout.strided(alignment=16, stride_multiple=2)
+    beside = LAST if channels == 16 else tp.Layout.strided(alignment=4, unit_axis=1)
+    desc = tp.AdaptiveAvgPool2dBackwardDescriptor(**sizes, out_size=(1, 1), layouts={"dout": beside, "dx": gaps})
+    plan = tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel))
+    assert windows.tile(desc)[:4] == (64, 16, True, 4)
+    assert check_plan(plan, runs=1).compared
+    windows.tile.cache_clear()  # type: ignore[attr-defined]
+
+
 def test_channels_that_alone_have_extents_are_adjacent() -> None:
     """A packed result of one pixel lies as one of channels last, whose tile it takes."""
     sizes: dict[str, Any] = {"batch": 4096, "channels": 256, "height": 7, "width": 7, "element": "f16"}

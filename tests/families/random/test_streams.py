@@ -163,6 +163,7 @@ def test_threads_of_several_counters_have_the_packed_bits(
 ) -> None:
     """As where results are many."""
     constant(rows, "THREADS", 1)
+    constant(rows, "LOOPED_THREADS", 1)
     for shape, first in (((37, 132), 0), ((37, 133), 3), ((5, 3, 71), 2)):
         found = []
         for turns in (False, True):

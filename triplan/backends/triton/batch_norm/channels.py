@@ -34,6 +34,8 @@ CHANNEL_BYTES, JOINED_BYTES = 128, 256
 #: where a program has numbers of many channels, so that all run at once. One number for all targets: tolerances depend
 #: on it.
 PROGRAMS_FORWARD, PROGRAMS_BACKWARD = 528, 396
+#: Tiles have the most rows that hold at most one in so many more than those that hold the fewest. Chosen on an H200.
+HELD = 8
 #: Programs at most that share one block of columns. Untuned.
 MOST_PARTS = 512
 #: Warps of a program that writes results of many channels: a thread reads their numbers for 64 bytes of an operand.
@@ -119,6 +121,24 @@ def geometry(desc: ImagesProblem) -> Geometry:
     return Geometry(last, rows, height, block, warps, blocks, across, groups, each, parts)
 
 
+def in_full_tiles(desc: ImagesProblem, found: Geometry) -> Geometry:
+    """``found``, but tiles of pixels have fewer rows, down to a quarter of TILE_BYTES, if images leave many empty."""
+    size = TILE_BYTES // desc.element.itemsize
+
+    def held(height: int) -> int:
+        return -(-found.rows // height) * height
+
+    heights = [n for n in (found.height // 2, found.height // 4) if 4 * n * found.block >= size]
+    heights = [found.height, *heights]
+    height = max(n for n in heights if HELD * held(n) <= (HELD + 1) * min(map(held, heights)))
+    if found.last or height == found.height:
+        return found
+    groups = -(-found.rows // height)
+    each, parts = divided(desc, groups, found.blocks)
+    warps = max(height * found.block * WARPS // size, 1)
+    return found._replace(height=height, warps=warps, groups=groups, each=each, parts=parts)
+
+
 def divided(desc: ImagesProblem, groups: int, blocks: int, few: bool = False) -> tuple[int, int]:
     """(tiles that a summing program walks, programs that share a block of columns); ``few``: of its registers."""
     programs = PROGRAMS_FORWARD if few or isinstance(desc, BatchNormDescriptor) else PROGRAMS_BACKWARD
@@ -175,7 +195,7 @@ def joined(desc: BatchNormProblem, found: Geometry) -> Geometry:
 @fact
 def divided_images(desc: BatchNormProblem) -> Geometry:
     """How ``channels`` divides images: rows of packed ones are whole vectors, where that is possible."""
-    found = geometry(desc)
+    found = in_full_tiles(desc, geometry(desc))
     if not all(o.layout.packed for o in desc.operands() if len(o.shape) == 3):
         return found
     return in_vectors(desc, found) if desc.pixels > 1 else joined(desc, found)
@@ -336,6 +356,6 @@ for _cls in (BatchNormDescriptor, BatchNormBackwardDescriptor):
             guarantee=guarantee,
             numerics=numerics,
             workspace=workspace,
-            version=3,  # pixels of a channel in vectors; tiles of fewer channels
+            version=4,  # tiles of fewer images
             layout=layout,
         )(build)

@@ -19,6 +19,7 @@ from triplan.backends.triton.batch_norm.channels import (
     arguments,
     array,
     geometry,
+    in_full_tiles,
     in_vectors,
     launch,
     summing,
@@ -55,7 +56,8 @@ def tile(desc: GroupNormProblem) -> Tile:
 @fact
 def by_channel(desc: GroupNormProblem) -> Geometry:
     """How gradients of weight and bias are summed."""
-    return in_vectors(desc, geometry(desc)) if desc.pixels > 1 else geometry(desc)
+    found = in_full_tiles(desc, geometry(desc))
+    return in_vectors(desc, found) if desc.pixels > 1 else found
 
 
 def one(desc: GroupNormProblem) -> bool:
@@ -155,6 +157,6 @@ for _cls in (GroupNormDescriptor, GroupNormBackwardDescriptor):
             guarantee=guarantee,
             numerics=numerics,
             workspace=workspace,
-            version=2 if _cls is GroupNormBackwardDescriptor else 1,  # pixels of a channel in vectors
+            version=3 if _cls is GroupNormBackwardDescriptor else 1,  # tiles of fewer images
             layout=layout,
         )(build)

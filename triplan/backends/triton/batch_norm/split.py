@@ -20,7 +20,6 @@ from triplan.backends.triton.batch_norm.channels import (
     MERGE_WARPS,
     MOST,
     PROGRAMS_BACKWARD,
-    TILE_BYTES,
     VECTOR_BYTES,
     WARPS,
     arguments,
@@ -37,8 +36,8 @@ from triplan.sku import PrecisionGuarantee, Support, Target
 
 #: Programs that share a group, at most. Untuned.
 MOST_SPLITS = 256
-
-
+#: Bytes of an operand that a program holds of planes: 16 for each of its threads. Chosen on an H200.
+PLANE_BYTES = 4096
 #: Elements of a plane at least, and planes of a group at most, whose sums each program of that group reads. Untuned.
 LEAST_PLANE, MOST_PLANES = 32, 1024
 #: Time of sums of planes, as a part of that of ``groups``, which reads long groups once more, from L2 at best. Untuned.
@@ -52,7 +51,7 @@ def planes(desc: GroupNormBackwardDescriptor) -> Tile | None:
         return None
     if power_of_two_in(desc.pixels) * desc.element.itemsize < VECTOR_BYTES:  # whole groups are read in longer vectors
         return None
-    size = TILE_BYTES // desc.element.itemsize
+    size = PLANE_BYTES // desc.element.itemsize
     block = min(ceil_power(desc.pixels), size)
     rows = min(size // block, ceil_power(per))
     return Tile(rows, block, max(rows * block * WARPS // size, 1))

@@ -165,6 +165,9 @@ def tile(desc: PoolProblem) -> Tile:
     votes = {axis: sum(o.nbytes for o in images if _unit_axis(o) == axis) for axis in (1, 3)}
     last = votes[1] >= votes[3] + (_unit_axis(written) != 1)
     order = last if any(votes.values()) else None
+    # Of what is written and most of the bytes no axis may be adjacent: a tile of few pixels and many channels fills
+    # sectors whichever of the two are nearer to each other.
+    is_gapped = _unit_axis(written) not in votes and written.nbytes > max(votes.values())
     lanes = min((_lanes(o, desc.channels) for o in images if _unit_axis(o) == 1), default=1)
     results = written.numel
     if results < MANY:
@@ -172,12 +175,13 @@ def tile(desc: PoolProblem) -> Tile:
     if desc.channels > 1 and CROSSED_PART * min(votes.values()) >= max(max(votes.values()), 1) and results < I32_LIMIT:
         return Tile(CROSSED[0], _across(CROSSED[1], CROSSED[1] // 2, desc.channels), last, crossed=True)
     vectors = last and lanes > 1
-    across = CHANNELS if vectors else WARP_AREA
+    across = CHANNELS if vectors and not is_gapped else WARP_AREA
     across = _across(across, lanes if vectors else 64 if last else across + 1, desc.channels)
     half = 2 if _is_short(desc) else 1
-    if vectors or results >= I32_LIMIT:
+    fits = last and 6 * (-desc.channels % across) <= desc.channels
+    if vectors or (fits and is_gapped) or results >= I32_LIMIT:
         return Tile((AREA if desc.element.itemsize < 8 else AREA // 2) // half // across, across, last)
-    if last and 6 * (-desc.channels % across) <= desc.channels:
+    if fits:
         across = min(across, WARP_AREA // half)
         return Tile(WARP_AREA // half // across, across, last, warps=1)
     return (last and _swept(desc)) or Tile(RESULTS[1], 1, order)

@@ -31,8 +31,9 @@ ROW_BYTES = 64
 #: Counters of a thread at most if all tensors are contiguous along rows, and if these begin within one: it evaluates
 #: one more then. Threads below which it has fewer. Untuned.
 COUNTERS, ODD_COUNTERS, THREADS = 4, 8, 1 << 18
-#: The same of rows that begin within a counter, if no x is read: a loop goes over the counters. Chosen on an H200.
-LOOPED_COUNTERS = 12
+#: The same of rows that begin within a counter, if no x is read: a loop goes over the counters. Chosen on an H200: two
+#: warps for each scheduler cost less than the counters that more threads would evaluate twice.
+LOOPED_COUNTERS, LOOPED_THREADS = 12, 1 << 15
 #: Bytes of a sector of the cache.
 SECTOR = 32
 #: Elements of a program at most that draws short integers: more spill where each has an address. Untuned.
@@ -121,9 +122,12 @@ def geometry(desc: RandomDescriptor) -> Geometry:
         and not is_flat
         and (is_short or all(s == 1 for s in across.strides[2:]))
     ):
-        most = ceil_power(max(desc.operand("out").numel // (shared * THREADS), 1))
-        odd = ODD_COUNTERS if desc.op in READING else LOOPED_COUNTERS
-        most = min(most, COUNTERS if is_aligned([*outer, across], shared) else odd)
+        most, least = ODD_COUNTERS, THREADS
+        if is_aligned([*outer, across], shared):
+            most = COUNTERS
+        elif desc.op not in READING:
+            most, least = LOOPED_COUNTERS, LOOPED_THREADS
+        most = min(ceil_power(max(desc.operand("out").numel // (shared * least), 1)), most)
         wanted = -(-columns.size // shared)
         parts = -(-wanted // most)
         width = shared * -(-wanted // parts)  # parts of a row have about as many
