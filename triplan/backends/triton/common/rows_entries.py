@@ -75,11 +75,26 @@ class Entry(ABC):
     #: Microseconds a program costs beside its traffic, while SM_WARPS warps run on its multiprocessor, or its programs.
     program_us: ClassVar[float] = 0.0
     #: The kernel of the op, and that of its backward, of which ``main`` is one launch.
-    which: ClassVar[Sequence[Any]]
+    which: Sequence[Any]
 
     def __init_subclass__(cls, ops: Sequence[str] = ()) -> None:
-        """``ops``: those that the entry computes; none for what entries have in common."""
-        cls.register(*ops)
+        """Add the entry to the kernel table, for each of ``ops``; none for what entries have in common."""
+        of: Callable[[Any], Entry] = fact(cls)
+        for op in ops:
+            kernel(
+                op=op,
+                name=cls.name,
+                elements=cls.elements_of(op),
+                index_elements=cls.index_elements,
+                guarantee=lambda desc: bounds.of_outputs(desc, of(desc).guaranteed),
+                supports=lambda desc, target: of(desc).supports(target),
+                rank=lambda desc, target: of(desc).rank(target),
+                workspace=lambda desc, target: of(desc).nbytes(*of(desc).arrays().values()),
+                numerics=lambda desc: of(desc).numerics(),
+                priority=cls.priority,
+                version=cls.sku_version,
+                layout=layout,
+            )(lambda desc, target: of(desc).launches(target))
 
     def __init__(self, desc: RowsDescriptor) -> None:
         """A family sets facts of its own before it calls this: ``find_tile`` reads them."""
@@ -127,7 +142,11 @@ class Entry(ABC):
 
     def main(self) -> list[Launch]:
         """The launches that do the rows' own work. There is something to write."""
-        return [self.launch(self.which[self.backward])]
+        return [self.launch(self.which[self.backward], registers=self.most_registers())]
+
+    def most_registers(self) -> int:
+        """Registers of a thread at most; 0 leaves it to ptxas."""
+        return 0
 
     def us(self, target: Target) -> float:
         """Microseconds of ``main``; by default of its traffic."""
@@ -221,12 +240,10 @@ class Entry(ABC):
         tile: Tile | None = None,
         args: Mapping[str, Arg] | None = None,
         registers: int = 0,
-        fuses: bool = True,
         **constants: Any,
     ) -> Launch:
         """The launch of one kernel, with what it asks for of all arguments and constants; an argument that there is not
-        is None. By default of ``programs`` programs of ``tile``. ``registers``: a thread's at most; ``fuses``: see
-        Launch."""
+        is None. By default of ``programs`` programs of ``tile``. ``registers``: a thread's at most."""
         tile = tile or self.tile
         groups = None if self.rows.flat else Int(self.rows.groups(tile.rows))
         given = {"blocks": groups, "groups": groups, **self.given, **(args or {})}
@@ -235,33 +252,12 @@ class Entry(ABC):
         taken = {name: given.get(name) for name in which.arg_names if not name.isupper()}
         constants = {name: known[name] for name in which.arg_names if name in known}
         grid = self.programs() if grid is None else grid
-        how: dict[str, Any] = {"overlaps": self.overlaps, "max_registers": registers, "fuses": fuses}
-        return Launch(which, grid, taken, constants, tile.warps, **how)
+        return Launch(which, grid, taken, constants, tile.warps, overlaps=self.overlaps, max_registers=registers)
 
     @classmethod
     def elements_of(cls, op: str) -> tuple[str, ...]:
         """The elements of which ``op`` has the entry."""
         return ("f16", "bf16", "f32", "f64")
-
-    @classmethod
-    def register(cls, *ops: str) -> None:
-        """Add the entry to the kernel table, for each of ``ops``."""
-        of: Callable[[Any], Entry] = fact(cls)
-        for op in ops:
-            kernel(
-                op=op,
-                name=cls.name,
-                elements=cls.elements_of(op),
-                index_elements=cls.index_elements,
-                guarantee=lambda desc: bounds.of_outputs(desc, of(desc).guaranteed),
-                supports=lambda desc, target: of(desc).supports(target),
-                rank=lambda desc, target: of(desc).rank(target),
-                workspace=lambda desc, target: of(desc).nbytes(*of(desc).arrays().values()),
-                numerics=lambda desc: of(desc).numerics(),
-                priority=cls.priority,
-                version=cls.sku_version,
-                layout=layout,
-            )(lambda desc, target: of(desc).launches(target))
 
 
 class WholeRows(Entry):
@@ -291,12 +287,10 @@ class WholeRows(Entry):
         return fits and self.element.itemsize == 2 and self.rows.vectors
 
     def most_registers(self) -> int:
-        """Registers of a thread at most; 0 leaves it to ptxas."""
         return min(registers_for(self.tile, 2), NARROW_EACH) if self.narrow() and not interpreting() else 0
 
-    def main(self) -> list[Launch]:
-        narrow = self.narrow() and not interpreting()
-        return [self.launch(self.which[self.backward], registers=self.most_registers(), NARROW=narrow)]
+    def constants(self) -> dict[str, Any]:
+        return {**super().constants(), "NARROW": self.narrow() and not interpreting()}
 
     def us(self, target: Target) -> float:
         held = min(self.tile.rows, self.rows.numbered)
@@ -404,12 +398,16 @@ class SplitRows(Entry):
         """The first launch."""
         return self.launch(self.pairs[self.backward][0], self.rows.programs(self.tile))
 
-    def main(self) -> list[Launch]:
+    def write(self, args: Mapping[str, Arg] | None = None, **constants: Any) -> Launch:
+        """The last launch."""
         tile, pieces = self.finish()
         # (Left alone, ptxas may spill a few registers of a tile of several rows to fit another program.)
         most = registers_for(tile, 1) if tile.rows > 1 else 0
-        finish, programs = self.pairs[self.backward][1], self.rows.programs(tile, pieces)
-        return [self.reduce(), self.launch(finish, programs, tile, registers=most, BLOCKS=ceil_power(self.blocks()))]
+        which, programs = self.pairs[self.backward][1], self.rows.programs(tile, pieces)
+        return self.launch(which, programs, tile, args, most, **constants)
+
+    def main(self) -> list[Launch]:
+        return [self.reduce(), self.write(BLOCKS=ceil_power(self.blocks()))]
 
 
 class TurnedSplit(SplitRows):
@@ -458,12 +456,10 @@ class TurnedSplit(SplitRows):
     def main(self) -> list[Launch]:
         if not self.merges_apart():
             return super().main()
-        (tile, pieces), which, blocks = self.finish(), self.merged[self.backward], ceil_power(self.blocks())
+        which, blocks = self.merged[self.backward], ceil_power(self.blocks())
         merge = self.launch(which, self.rows.count, Tile(1, blocks, warps_for(blocks, self.compute.itemsize)))
         args = {name: self.given[f"row_{name}"] for name in self.partials()} | {"blocks": Int(1)}
-        finish, programs, most = self.pairs[self.backward][1], self.rows.programs(tile, pieces), registers_for(tile, 1)
-        whole = self.launch(finish, programs, tile, args, most, BLOCKS=1, PART=ceil_power(self.rows.n))
-        return [self.reduce(), merge, whole]
+        return [self.reduce(), merge, self.write(args, BLOCKS=1, PART=ceil_power(self.rows.n))]
 
     def us(self, target: Target) -> float:
         us, (tile, pieces), apart = super().us(target), self.finish(), self.merges_apart()

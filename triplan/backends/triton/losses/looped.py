@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows_entries import LoopedRows
@@ -98,8 +98,10 @@ class CrossEntropyLooped(LoopedRows, CrossEntropyEntry, ops=CrossEntropyDescript
     def resident(self) -> int:
         return 32 // self.tile.warps
 
-    def main(self) -> list[Launch]:
+    def most_registers(self) -> int:
         # (Left alone, ptxas may spill a few registers of f64's to fit a third program. Rows with gaps need more.)
-        alone = self.element is not ElementKind.F64 or not self.rows.unit
-        most = 0 if alone else registers_for(self.tile, self.resident())
-        return [self.launch(self.which[0], registers=most, COLS=self.tile.cols, VEC=self.tile.vec, APART=self.apart)]
+        spills = self.element is ElementKind.F64 and self.rows.unit
+        return registers_for(self.tile, self.resident()) if spills else 0
+
+    def constants(self) -> dict[str, Any]:
+        return {**super().constants(), "COLS": self.tile.cols, "VEC": self.tile.vec, "APART": self.apart}

@@ -38,6 +38,7 @@ CACHED_SHARE = 0.05
 class NormLooped(LoopedRows, NormEntry, ops=OPS):
     def __init__(self, desc: NormDescriptor) -> None:
         super().__init__(desc)
+        self.which = LOOPED if self.tile.rows == 1 else CROSSED
         if self.backward and self.rows.vectors and not self.gradients:
             self.cached_share = CACHED_SHARE
 
@@ -77,10 +78,10 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
     def constants(self) -> dict[str, Any]:
         return {**super().constants(), "FULL": self.rows.n % (self.tile.block * self.unroll()) == 0}
 
-    def main(self) -> list[Launch]:
-        alone = self.tile.rows == 1
-        kernel = (LOOPED if alone else CROSSED)[self.backward]
+    def most_registers(self) -> int:
         # (Left alone, ptxas may spill a few registers of f64's to fit another program.)
-        spills = alone and not self.backward and self.element is ElementKind.F64
-        accumulated = [self.accumulate()] if self.gradients else []
-        return [self.launch(kernel, registers=registers_for(self.tile, 1) if spills else 0), *accumulated]
+        spills = self.tile.rows == 1 and not self.backward and self.element is ElementKind.F64
+        return registers_for(self.tile, 1) if spills else 0
+
+    def main(self) -> list[Launch]:
+        return [*super().main(), *([self.accumulate()] if self.gradients else [])]

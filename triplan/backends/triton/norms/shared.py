@@ -7,6 +7,7 @@ fixed order, without atomics.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from triplan.backends.runtime.launch import Arg, Float, Int, Launch
@@ -118,7 +119,7 @@ class NormEntry(Entry):
         which stays is not defined (racecheck).
         """
         args, programs = {"blocks": Int(self.column_blocks)}, self.sums * self.column_blocks
-        return self.launch(norm_parameters_kernel, programs, self.shared, args, registers, fuses=False)
+        return replace(self.launch(norm_parameters_kernel, programs, self.shared, args, registers), fuses=False)
 
     def accumulate_us(self, target: Target) -> float:
         nbytes = self.each * self.shared.rows * self.traffic()[0] / max(self.column_blocks, 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile
@@ -43,7 +42,8 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
         r, narrow = self.rows, self.element.itemsize == 2
         cached = self.backward or (narrow and r.n > CACHED_FROM and r.count >= CACHED_ROWS)
         self.cached_share = CACHED_SHARE[cached and (r.vectors or self.shifted())]
-        self.version = 3 if self.shifted() else 2
+        if self.shifted():
+            self.which, self.version = (None, kernels.softmax_backward_shifted_kernel), 3
 
     def shifted(self) -> bool:
         """Whether programs read vectors from the one on that a row begins in: all operands' rows begin alike."""
@@ -78,9 +78,6 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
     def constants(self) -> dict[str, Any]:
         vector = {"VECTOR": 16 // self.element.itemsize} if self.shifted() else {}
         return {**super().constants(), **vector}
-
-    def main(self) -> list[Launch]:
-        return [self.launch(kernels.softmax_backward_shifted_kernel)] if self.shifted() else super().main()
 
     def unroll(self) -> int:
         most = 4 if not self.backward else 2 if self.rows.vectors else 1

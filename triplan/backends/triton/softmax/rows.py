@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows import Rows
@@ -66,6 +65,8 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         short = self.rows.across and self.tile.rows > self.rows.neighbours
         divided_version = 7 if self.part > self.tile.block // PARTS else 4
         self.version = 6 if self.exchanged() else divided_version if divided else 5 if short else 2
+        if self.exchanged():
+            self.which = (kernels.softmax_packed_kernel, kernels.softmax_backward_packed_kernel)
 
     def find_rows(self, desc: RowsDescriptor) -> Rows:
         """Rows that lie among others are numbered row-major: those of a program then share sectors of memory. (Where no
@@ -135,7 +136,3 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
 
     def constants(self) -> dict[str, Any]:
         return {**super().constants(), "PIECES": max(-(-self.rows.n // self.part), 1), "BLOCK": self.part}
-
-    def main(self) -> list[Launch]:
-        which = kernels.softmax_backward_packed_kernel if self.backward else kernels.softmax_packed_kernel
-        return [self.launch(which)] if self.exchanged() else super().main()
