@@ -149,7 +149,7 @@ class Entry(ABC):
         return 0
 
     def us(self, target: Target) -> float:
-        """Microseconds of ``main``; by default of its traffic."""
+        """Microseconds of ``main`` beside its first launch; by default of its traffic."""
         return waves_us(self.rows.count, sum(self.traffic()), target)
 
     def programs(self) -> int:
@@ -171,7 +171,7 @@ class Entry(ABC):
         return SUPPORTED
 
     def rank(self, target: Target) -> float:
-        return self.us(target)
+        return LAUNCH_US + self.us(target)
 
     def numerics(self) -> str | None:
         if self.elementwise:
@@ -206,7 +206,7 @@ class Entry(ABC):
 
     def reducing_us(self, programs: int, nbytes: float, target: Target) -> float:
         """Microseconds of programs that reduce ``nbytes`` each: their traffic or their number is the limit."""
-        return max(waves_us(programs, nbytes, target), LAUNCH_US + self.busy_us(programs, target))
+        return max(waves_us(programs, nbytes, target), self.busy_us(programs, target))
 
     def tiles_us(self, tile: Tile, programs: int, per_us: float, target: Target, alone: float = 1.0) -> float:
         """Microseconds of ``programs`` of a ``tile`` of several rows, bound by instructions: ``per_us`` elements of a
@@ -338,8 +338,7 @@ class LoopedRows(Entry):
         per_us = SEVERAL_PER_US[2 if self.backward else 0 if narrow else 1]
         # With more programs than multiprocessors and up to twice as many, the busiest have two.
         alone = 2.0 if 1 < self.programs() / target.sm_count <= 2 else ALONE if narrow else 1.0
-        block_us = self.tiles_us(tile, self.programs(), per_us, target, alone)
-        return LAUNCH_US + self.rows.blocks(tile) * block_us
+        return self.rows.blocks(tile) * self.tiles_us(tile, self.programs(), per_us, target, alone)
 
 
 class SplitRows(Entry):
@@ -387,9 +386,8 @@ class SplitRows(Entry):
         (first, second), (tile, pieces) = self.traffic(), self.finish()
         nbytes = tile.rows * self.rows.sectors(tile.rows) * second / pieces
         again = self.rows.count * self.rows.sectors(tile.rows, self.read_first) * first if second else 0
-        us = self.reduce_us(target) + again_us(again)
-        us += self.reducing_us(self.rows.programs(tile, pieces), nbytes, target)
-        return us - LAUNCH_US + self.later_us()
+        us = self.reduce_us(target) + again_us(again) + self.later_us()
+        return us + self.reducing_us(self.rows.programs(tile, pieces), nbytes, target)
 
     def arguments(self) -> dict[str, Arg]:
         return super().arguments() | {"blocks": Int(self.blocks()), "pieces": Int(self.finish()[1])}
@@ -462,7 +460,7 @@ class TurnedSplit(SplitRows):
         return [self.reduce(), merge, self.write(args, BLOCKS=1, PART=ceil_power(self.rows.n))]
 
     def us(self, target: Target) -> float:
-        us, (tile, pieces), apart = super().us(target), self.finish(), self.merges_apart()
+        us, (tile, pieces), merge_us = super().us(target), self.finish(), self.merges_apart() * self.later_us()
         if tile.rows == 1:
             return us
         wide = self.element.itemsize > 2
@@ -470,7 +468,7 @@ class TurnedSplit(SplitRows):
         once = self.tile.rows == 1 or (self.rows.crossed and not self.backward and not wide)
         per_us *= TURNED_ONCE if once else 1.0
         busy = self.tiles_us(tile, self.rows.programs(tile, pieces), per_us, target, SPLIT_ALONE)
-        return max(us + apart * self.later_us(), LAUNCH_US + (1 + apart) * self.later_us() + busy)
+        return merge_us + max(us, self.later_us() + busy)
 
     def arguments(self) -> dict[str, Arg]:
         return super().arguments() | self.rows.sizes(turned=any(tile.rows > 1 for tile in self.tiles))

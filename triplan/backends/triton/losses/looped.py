@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile, registers_for
@@ -71,14 +70,14 @@ class CrossEntropyLooped(LoopedRows, CrossEntropyEntry, ops=CrossEntropyDescript
         """More than of whole rows, which need fewer exponentials, and whose threads wait for each other once less."""
         us, r, narrow = super().us(target), self.rows, self.element.itemsize == 2
         if not r.vectors:
-            us = LAUNCH_US + (GAPPED if not r.unit else NARROW if narrow else WIDE) * (us - LAUNCH_US)
+            us *= GAPPED if not r.unit else NARROW if narrow else WIDE
         if self.desc.gradient and not r.unit:
             per_us = GAPPED_PER_US
         elif self.element is ElementKind.F64:
             per_us = DOUBLE_PER_US
         else:
             per_us = PER_US if narrow or not r.vectors else WIDE_PER_US
-        return MERGE_US + max(us, LAUNCH_US + r.n / per_us)
+        return MERGE_US + max(us, r.n / per_us)
 
     def find_tile(self) -> Loop:
         r, size = self.rows, self.element.itemsize

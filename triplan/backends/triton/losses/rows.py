@@ -60,7 +60,8 @@ class NllLossRows(WholeRows, LossEntry, ops=NllLossDescriptor.ops()):
         return [self.launch(kernels.nll_loss_kernel, args=dict.fromkeys(absent))]
 
     def us(self, target: Target) -> float:
-        return self.rows.count * 64 / card.BYTES_PER_US  # sectors of a target and of an element
+        # Sectors of a target and of an element. (``rank`` counts the launch.)
+        return self.rows.count * 64 / card.BYTES_PER_US - card.LAUNCH_US
 
     def guaranteed(self, o: Operand) -> PrecisionGuarantee:
         """One product a row."""
@@ -103,5 +104,5 @@ class ScaleRows(ScaleElements, ops=ScaleGradientDescriptor.ops()):
     def supports(self, target: Target) -> Support:
         return SUPPORTED if self.desc.input_shape else Support.no("a scalar has no rows")
 
-    def us(self, target: Target) -> float:
-        return 1.2 * super().us(target)  # addresses are computed, and loads may be narrow
+    def rank(self, target: Target) -> float:
+        return 1.2 * super().rank(target)  # addresses are computed, and loads may be narrow

@@ -64,10 +64,10 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
                 per_us = MANY_PER_US
             us = max(us + LOOP_US, self.single_us(per_us))
             if not r.vectors and not self.backward:
-                us = max(us, LAUNCH_US + BLOCK_US * r.blocks(tile))
+                us = max(us, BLOCK_US * r.blocks(tile))
             elif not r.vectors and r.n > LONG:
-                us = max(us, LAUNCH_US + r.n / ALONE_PER_US)
-        return us + (self.accumulate_us(target) if self.gradients else 0.0)
+                us = max(us, r.n / ALONE_PER_US)
+        return us + (LAUNCH_US + self.accumulate_us(target) if self.gradients else 0.0)
 
     def partials_tile(self) -> Tile:
         return self.tile if self.tile.rows > 1 else super().partials_tile()

@@ -6,7 +6,6 @@ Backward, programs stay for several groups of rows, and accumulate the gradients
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Arg, Launch
-from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows_entries import WholeRows
 from triplan.backends.triton.common.tiles import Tile, registers_for, waves_us
@@ -135,7 +134,7 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         if self.divided():
             narrow, alone = self.element.itemsize == 2, not self.gradients
             per_us = DIVIDED_PER_US[alone if narrow else 3 if self.element is ElementKind.F64 else 2]
-            us = max(us, LAUNCH_US + r.count * self.pieces() * self.piece / per_us)
+            us = max(us, r.count * self.pieces() * self.piece / per_us)
             each *= self.pieces() * self.piece / tile.block
             beside = min(max(tile.warps * 32 // self.lanes_of_row(), 1), tile.warps)  # warps that have own rows
             sums = len(self.gradients) * self.pieces() * (1 + tile.warps * beside / SUMS_CONFLICT)
@@ -145,9 +144,9 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
             per_us = few if tile.rows <= FEW_ROWS else several
             if self.element.itemsize > 2:
                 per_us = wide[self.element is ElementKind.F64]
-            us = max(us, LAUNCH_US + r.count * tile.block / per_us)
+            us = max(us, r.count * tile.block / per_us)
         elif 4 * r.n <= 3 * tile.block:
-            us = LAUNCH_US + IDLE * (us - LAUNCH_US)
+            us *= IDLE
         reduced = REDUCE_US[tile.rows > 8] * len(self.gradients) if tile.rows > 4 and tile.warps > 4 else 0.0
         few = each <= FEW_EACH and (r.unit or r.crossed)
         return us + (0.0 if few else BACKWARD_ELEMENT_US * each) + reduced

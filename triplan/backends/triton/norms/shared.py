@@ -123,8 +123,7 @@ class NormEntry(Entry):
 
     def accumulate_us(self, target: Target) -> float:
         nbytes = self.each * self.shared.rows * self.traffic()[0] / max(self.column_blocks, 1)
-        us = self.reducing_us(self.sums * self.column_blocks, nbytes, target)
-        return max(us, card.LAUNCH_US + GROUP_US * self.each)
+        return max(self.reducing_us(self.sums * self.column_blocks, nbytes, target), GROUP_US * self.each)
 
     def arrays(self) -> dict[str, int]:
         """Partial sums. (No rows have one all the same: no kernel reads it, but one is given its address.)"""
@@ -145,8 +144,8 @@ class NormEntry(Entry):
 
     def single_us(self, per_us: float) -> float:
         """Microseconds at ``per_us`` elements each, of 16 bits, where no vectors are loaded."""
-        elements = WIDE[self.element.itemsize] * self.rows.count * self.rows.n
-        return 0.0 if self.rows.vectors else card.LAUNCH_US + elements / per_us
+        r = self.rows
+        return 0.0 if r.vectors else WIDE[self.element.itemsize] * r.count * r.n / per_us
 
     def rank(self, target: Target) -> float:
         nbytes = self.nbytes(*NormEntry.arrays(self).values())

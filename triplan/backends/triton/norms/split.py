@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.rows_entries import TurnedSplit
 from triplan.backends.triton.common.tiles import Tile, registers_for
 from triplan.backends.triton.norms import split_kernels as kernels
@@ -63,7 +62,7 @@ class NormSplit(TurnedSplit, NormEntry, ops=OPS):
         return self.accumulate_us(target) if self.backward else super().reduce_us(target)
 
     def us(self, target: Target) -> float:
-        us = max(super().us(target), LAUNCH_US + self.busy_us(self.programs(), target))
+        us = max(super().us(target), self.busy_us(self.programs(), target))
         if self.tiles[1].rows == 1:
             padded = self.blocks() * self.tile.block / max(self.rows.n, 1) if self.backward else 1.0
             us = max(us, self.single_us(SINGLE_PER_US[self.rows.unit][self.backward] / padded))

@@ -38,11 +38,12 @@ class ScanRows(WholeRows, ScanEntry, ops=OPS):
         if self.rows.unit:
             held = self.programs() * self.tile.rows * self.tile.block
             apart = self.singly() and self.group() == 1
-            us = max(us, self.scanned_us(held) * (SINGLY[self.tile.warps > FEW_WARPS] if apart else 1.0))
+            slower = SINGLY[self.tile.warps > FEW_WARPS] if apart else 1.0
+            us = max(us, self.scanned_us(held) * slower - LAUNCH_US)
         written = [o for o in self.rows.operands if o.is_written]
         partly = self.rows.crossed and self.tile.rows < self.rows.beside()
         if partly and any(o.layout.unit_axis not in (None, self.rows.axis) for o in written):
-            once = LAUNCH_US + self.step_us()
+            once = self.step_us()
             cached = sum(o.nbytes for o in written) <= L2_BYTES
             return once + (us - once) * (PARTLY_CACHED if cached else PARTLY)
         return us

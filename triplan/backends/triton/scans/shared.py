@@ -72,7 +72,8 @@ class ScanEntry(Entry):
         return bool(getattr(self.desc, "reverse", False))
 
     def scanned_us(self, held: float) -> float:
-        """Microseconds of scans of tiles of ``held`` elements of one row each, if instructions are the limit."""
+        """Microseconds, with their launch, of scans of tiles of ``held`` elements of one row each, if instructions are
+        the limit."""
         singly = self.singly()
         if self.backward or not (singly or self.reversed()):
             return 0.0

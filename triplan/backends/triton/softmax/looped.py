@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.softmax import looped_kernels as kernels
@@ -67,12 +66,12 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
         if self.tile.rows == 1 and not r.vectors:
             estimated = not self.shifted() or r.n <= SHIFTED_FROM
             if estimated and r.unit and (narrow or not self.backward or self.long()):
-                us = LAUNCH_US + ODD_ROWS[self.backward] * (us - LAUNCH_US)
+                us *= ODD_ROWS[self.backward]
             if not self.backward:
-                us = max(us, LAUNCH_US + r.n / SINGLE_PER_US[r.unit])
+                us = max(us, r.n / SINGLE_PER_US[r.unit])
             if r.is_strided():
                 held, written = r.count * r.blocks(self.tile) * self.tile.block, (o for o in r.operands if o.is_written)
-                us = max(us, LAUNCH_US + held / GAPPED_PER_US[not all(map(r.is_along, written))])
+                us = max(us, held / GAPPED_PER_US[not all(map(r.is_along, written))])
         return us + LOOP_US
 
     def constants(self) -> dict[str, Any]:

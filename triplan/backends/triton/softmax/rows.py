@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows import Rows
 from triplan.backends.triton.common.rows_entries import MOST_NARROW, WholeRows, flat_rows_of
@@ -121,18 +120,17 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         us, tile = super().us(target), self.tile
         full = self.programs() > target.sm_count
         if full and self.rows.vectors and tile.block >= IDLE_FROM and 4 * self.rows.n <= 3 * tile.block:
-            us = LAUNCH_US + IDLE[self.backward] * (us - LAUNCH_US)
+            us *= IDLE[self.backward]
         if self.exchanged():
             us += EXCHANGED_US[self.backward] * self.rows.n
         if self.rows.is_strided() and tile.rows == 1:
             alone = -(-self.programs() // target.sm_count) * self.gapped_us()
-            return max(us, LAUNCH_US + max(alone, self.programs() * tile.block / GAPPED_PER_US))
+            return max(us, alone, self.programs() * tile.block / GAPPED_PER_US)
         if not self.rows.crossed or tile.rows == 1:
             return us
         alone = (tile.rows * tile.block - LATENT) / CROSSED_EACH
         per_us = CROSSED_PER_US[self.backward] / (2 if tile.rows * tile.block > CROSSED_TILE else 1)
-        busy = self.tiles_us(tile, self.programs(), per_us, target, 0.0)
-        return max(us, LAUNCH_US + max(alone, busy))
+        return max(us, alone, self.tiles_us(tile, self.programs(), per_us, target, 0.0))
 
     def constants(self) -> dict[str, Any]:
         return {**super().constants(), "PIECES": max(-(-self.rows.n // self.part), 1), "BLOCK": self.part}
