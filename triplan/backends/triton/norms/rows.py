@@ -58,45 +58,37 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
     versions, sku_version = (2, 5), 2  # divided rows with a residual have other tiles
 
     def __init__(self, desc: NormDescriptor) -> None:
-        self.residual = getattr(desc, "residual", False)
         super().__init__(desc)
-        #: Elements of a piece of a row.
-        self.piece = self.lanes_of_row() * self.rows.together if self.divided() else self.tile.block
-        self.version = 6 if self.divided() else self.version
+        if self.divided():
+            self.version = 6
+        else:
+            self.piece = self.tile.block
 
     def divided(self) -> bool:
         return self.backward and self.rows.begins_anywhere(ceil_power(self.rows.n), DIVIDED_FROM)
-
-    def lanes_of_row(self) -> int:
-        """Threads that share a row, of those that are divided."""
-        block = ceil_power(self.rows.n)
-        few, several = FEW_LANES
-        return min(max(block // EACH, min(2 * block // EACH, several), few), block // self.rows.together)
 
     def pieces(self) -> int:
         return max(-(-self.rows.n // self.piece), 1)
 
     def divided_tile(self) -> Tile | None:
-        lanes, block = self.lanes_of_row(), ceil_power(self.rows.n)
+        block, together = ceil_power(self.rows.n), self.rows.together
+        few, several = FEW_LANES
+        #: Threads that share a row; elements of a piece of it, and those that a thread has of the row.
+        self.lanes = min(max(block // EACH, min(2 * block // EACH, several), few), block // together)
+        self.piece = self.lanes * together
+        self.each_of_row = self.pieces() * together
         how = 2 if not self.gradients else int(block > SHORT)
-        warps, several = max(WARPS[how], lanes // 32), max(SEVERAL[how] // ceil_power(self.each_of_row()), 1)
+        warps, several = max(WARPS[how], self.lanes // 32), max(SEVERAL[how] // ceil_power(self.each_of_row), 1)
         halves = [several >> i for i in range(several.bit_length())]
-        tiles = [Tile(count * (32 * warps // lanes), block, warps) for count in halves]
-        fitting = [tile for more in (self.residual, False) for tile in tiles if self.fits(tile, more)]
-        return fitting[0] if fitting else None
-
-    def each_of_row(self) -> int:
-        """Elements of a row that a thread has, of those that are divided."""
-        together = self.rows.together
-        return -(-self.rows.n // (self.lanes_of_row() * together)) * together
+        tiles = [Tile(count * (32 * warps // self.lanes), block, warps) for count in halves]
+        return next((tile for more in (self.residual, False) for tile in tiles if self.fits(tile, more)), None)
 
     def fits(self, tile: Tile, more: bool) -> bool:
         """Whether registers hold of each row dout, x and the gradients' sums, and with ``more`` dsummed and where it
         lies; and the weights."""
-        several, each = tile.rows * self.lanes_of_row() // (32 * tile.warps), self.each_of_row()
-        held = each * ((2 + len(self.gradients) + more) * several + 1) * self.compute.itemsize // 4
-        held += 2 * several if more else 0
-        return held <= HELD * registers_for(tile, 1)
+        several = tile.rows * self.lanes // (32 * tile.warps)
+        held = self.each_of_row * ((2 + len(self.gradients) + more) * several + 1) * self.compute.itemsize // 4
+        return held + (2 * several if more else 0) <= HELD * registers_for(tile, 1)
 
     def find_tile(self) -> Tile | None:
         if self.divided():
@@ -136,7 +128,7 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
             per_us = DIVIDED_PER_US[alone if narrow else 3 if self.element is ElementKind.F64 else 2]
             us = max(us, r.count * self.pieces() * self.piece / per_us)
             each *= self.pieces() * self.piece / tile.block
-            beside = min(max(tile.warps * 32 // self.lanes_of_row(), 1), tile.warps)  # warps that have own rows
+            beside = min(max(tile.warps * 32 // self.lanes, 1), tile.warps)  # warps that have own rows
             sums = len(self.gradients) * self.pieces() * (1 + tile.warps * beside / SUMS_CONFLICT)
             return us + DIVIDED_ELEMENT_US * each + SUMS_US * sums
         if not r.vectors:

@@ -55,7 +55,7 @@ class NormEntry(Entry):
     versions: ClassVar[tuple[int, int]] = (2, 2)
 
     def __init__(self, desc: NormDescriptor) -> None:
-        self.centred = desc.op.startswith("layer_norm")
+        self.centred, self.residual = desc.op.startswith("layer_norm"), getattr(desc, "residual", False)
         #: The gradients of weight and bias that are computed.
         self.gradients = [o.name for o in desc.operands() if o.name in PARTIALS]
         super().__init__(desc)
@@ -85,7 +85,7 @@ class NormEntry(Entry):
 
     def mean_is_one_sum(self) -> bool:
         """Whether the mean of a row that the tile holds whole comes from one sum, which is all but exact."""
-        narrow = self.element.itemsize == 2 and not getattr(self.desc, "residual", False)
+        narrow = self.element.itemsize == 2 and not self.residual
         return self.centred and narrow and self.rows.n <= self.tile.block <= SHORT
 
     # --- gradients of weight and bias ---
