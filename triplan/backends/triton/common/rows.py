@@ -94,8 +94,6 @@ class Rows:
         self.together = max(min(*aligned, 16) // desc.element.itemsize, 1) if self.unit else 1
         self._nearer = axis == len(shape) - 1
         self.gapped = any(map(self._is_gapped, operands))
-        #: Bytes of registers that an element takes as it is loaded: those of its address, where rows have gaps.
-        self._size = desc.element.itemsize if self.unit else 8
 
     def is_adjacent(self, o: Operand) -> bool:
         """Whether neighbouring rows of ``o`` are adjacent in memory."""
@@ -223,7 +221,8 @@ class Rows:
         smaller programs leave it idle, in larger ones threads wait for each other. ``few_warps``: where rows begin
         anywhere, consecutive threads load consecutive elements, and so do warps: with fewer of them fewer share a row.
         """
-        block, size = ceil_power(self.n), self._size
+        # (Bytes of registers that an element takes as it is loaded: those of its address, where rows have gaps.)
+        block, size = ceil_power(self.n), self.element.itemsize if self.unit else 8
         if few_warps and self.begins_anywhere(block):
             each = 32 * UNALIGNED_BYTES // self.element.compute.itemsize
             rows = max(each // block, 1)

@@ -17,8 +17,6 @@ from triplan.sku import ElementKind, Target
 #: Time where a thread loads single elements of 16 bits, relative to that of vectors. (This and what follows: from drawn
 #: problems on an H200.)
 NARROW = 1.3
-#: The same of wider elements.
-WIDE = 1.0
 #: The same of rows with gaps.
 GAPPED = 1.9
 #: Microseconds in which the maxima and sums of a row are merged.
@@ -29,7 +27,6 @@ PER_US = 5000.0
 WIDE_PER_US = 9000.0
 #: The same of f64, whose exponentials are many instructions.
 DOUBLE_PER_US = 1800.0
-
 #: The same of a row with gaps and of its gradient. (From one drawn problem.)
 GAPPED_PER_US = 1000.0
 
@@ -69,8 +66,8 @@ class CrossEntropyLooped(LoopedRows, CrossEntropyEntry, ops=CrossEntropyDescript
     def us(self, target: Target) -> float:
         """More than of whole rows, which need fewer exponentials, and whose threads wait for each other once less."""
         us, r, narrow = super().us(target), self.rows, self.element.itemsize == 2
-        if not r.vectors:
-            us *= GAPPED if not r.unit else NARROW if narrow else WIDE
+        if not r.unit or (narrow and not r.vectors):
+            us *= NARROW if r.unit else GAPPED
         if self.desc.gradient and not r.unit:
             per_us = GAPPED_PER_US
         elif self.element is ElementKind.F64:

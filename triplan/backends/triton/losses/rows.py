@@ -21,10 +21,10 @@ from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
 #: Microseconds that tiles of many short rows take longer than a loop where rows begin between vectors: on an H200
 #: 8 x 63 bf16 take 7.1 us, and looped 4.8.
 SEVERAL_US = 1.0
-#: Tiles of scale_gradient where neighbouring rows are adjacent in all operands, and in some; and of fewer elements than
-#: SMALL, so that every multiprocessor has work. Untuned.
-ACROSS_TILE, CROSSED_TILE = Tile(512, 8, 8), Tile(64, 64, 8)
-SMALL_ACROSS_TILE, SMALL_CROSSED_TILE = Tile(128, 8, 4), Tile(32, 32, 4)
+#: Tiles of scale_gradient where neighbouring rows are adjacent in all operands, and in some; the second of each if
+#: there are fewer elements than SMALL, so that every multiprocessor has work. Untuned.
+ACROSS_TILES = (Tile(512, 8, 8), Tile(128, 8, 4))
+CROSSED_TILES = (Tile(64, 64, 8), Tile(32, 32, 4))
 #: Elements of 16 bits that a thread has of rows with gaps, so that enough bytes are in flight. Untuned.
 GAPPED_EACH = 16
 #: Elements of a tile of several such rows. Untuned.
@@ -75,10 +75,8 @@ class ScaleRows(ScaleElements, ops=ScaleGradientDescriptor.ops()):
 
     def find_tile(self) -> Tile:
         small = self.desc.operand("dx").numel < SMALL
-        if (self.rows.across or self.rows.crossed) and self.rows.lanes >= CROSSED_TILE.rows:
-            if small:
-                return SMALL_ACROSS_TILE if self.rows.across else SMALL_CROSSED_TILE
-            return ACROSS_TILE if self.rows.across else CROSSED_TILE
+        if (self.rows.across or self.rows.crossed) and self.rows.lanes >= CROSSED_TILES[0].rows:
+            return (ACROSS_TILES if self.rows.across else CROSSED_TILES)[small]
         if small and self.rows.n > SMALL_BLOCK:
             return Tile(1, SMALL_BLOCK, SMALL_WARPS)
         tile = self.rows.whole_tile(BLOCK) or self.rows.block_tile()

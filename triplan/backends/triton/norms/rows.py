@@ -19,7 +19,7 @@ LONG = 8192
 #: Elements of a tile backward where each has an address of its own: 16 warps, as few loads of each are on their way.
 GAPPED = 4096
 #: Elements a microsecond backward, bound by instructions, where no vectors are loaded: of 16 bits in tiles of at most
-#: FEW_ROWS rows, in others; wider ones, and f64. (From drawn problems on an H200.)
+#: FEW_ROWS rows, in others; of f32, and of f64. (From drawn problems on an H200.)
 FEW_ROWS, SINGLE_PER_US = 4, (3.7e5, 3e5, 2e5, 1.2e5)
 #: Microseconds of reducing a gradient's sums of more than 4 rows, and of more than 8, through shared memory, between
 #: more than 4 warps, at a program's end.
@@ -123,20 +123,15 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
             each *= len(self.moved) / 2 if r.crossed else 1.0
             return super().us(target) + (each if tile.rows > 1 else 0.0)
         us = waves_us(self.sums, self.each * tile.rows * sum(self.traffic()) * r.sectors(tile.rows), target)
+        wide, held = self.element.itemsize // 4, self.pieces() * self.piece
         if self.divided():
-            narrow, alone = self.element.itemsize == 2, not self.gradients
-            per_us = DIVIDED_PER_US[alone if narrow else 3 if self.element is ElementKind.F64 else 2]
-            us = max(us, r.count * self.pieces() * self.piece / per_us)
-            each *= self.pieces() * self.piece / tile.block
+            us = max(us, r.count * held / DIVIDED_PER_US[wide + 1 if wide else not self.gradients])
+            each *= held / tile.block
             beside = min(max(tile.warps * 32 // self.lanes, 1), tile.warps)  # warps that have own rows
             sums = len(self.gradients) * self.pieces() * (1 + tile.warps * beside / SUMS_CONFLICT)
             return us + DIVIDED_ELEMENT_US * each + SUMS_US * sums
         if not r.vectors:
-            few, several, *wide = SINGLE_PER_US
-            per_us = few if tile.rows <= FEW_ROWS else several
-            if self.element.itemsize > 2:
-                per_us = wide[self.element is ElementKind.F64]
-            us = max(us, r.count * tile.block / per_us)
+            us = max(us, r.count * held / SINGLE_PER_US[wide + 1 if wide else tile.rows > FEW_ROWS])
         elif 4 * r.n <= 3 * tile.block:
             us *= IDLE
         reduced = REDUCE_US[tile.rows > 8] * len(self.gradients) if tile.rows > 4 and tile.warps > 4 else 0.0

@@ -58,14 +58,13 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
 
     def __init__(self, desc: AnySoftmaxDescriptor) -> None:
         super().__init__(desc)
-        divided = self.divided()
         #: Elements of a part of a row.
-        self.part = self.find_part() if divided else self.tile.block
-        short = self.rows.across and self.tile.rows > self.rows.neighbours
-        divided_version = 7 if self.part > self.tile.block // PARTS else 4
-        self.version = 6 if self.exchanged() else divided_version if divided else 5 if short else 2
+        self.part = self.find_part() if self.divided() else self.tile.block
         if self.exchanged():
+            self.version = 6
             self.which = (kernels.softmax_packed_kernel, kernels.softmax_backward_packed_kernel)
+        elif self.divided():
+            self.version = 7 if self.part > self.tile.block // PARTS else 4
 
     def find_rows(self, desc: RowsDescriptor) -> Rows:
         """Rows that lie among others are numbered row-major: those of a program then share sectors of memory. (Where no
