@@ -65,6 +65,7 @@ class Entry(ABC):
     sku_version: ClassVar[int] = 1
     #: Whether each element is computed alone: then neither tile nor layout decides bits.
     elementwise: ClassVar[bool] = False
+    elements: ClassVar[tuple[str, ...]] = ("f16", "bf16", "f32", "f64")
     index_elements: ClassVar[tuple[str, ...]] = ()
     #: Operands that are read for the results alone; the others that are read also reduce their rows.
     late: ClassVar[tuple[str, ...]] = ()
@@ -84,7 +85,7 @@ class Entry(ABC):
             kernel(
                 op=op,
                 name=cls.name,
-                elements=cls.elements_of(op),
+                elements=cls.elements,
                 index_elements=cls.index_elements,
                 guarantee=lambda desc: bounds.of_outputs(desc, of(desc).guaranteed),
                 supports=lambda desc, target: of(desc).supports(target),
@@ -254,11 +255,6 @@ class Entry(ABC):
         grid = self.programs() if grid is None else grid
         return Launch(which, grid, taken, constants, tile.warps, overlaps=self.overlaps, max_registers=registers)
 
-    @classmethod
-    def elements_of(cls, op: str) -> tuple[str, ...]:
-        """The elements of which ``op`` has the entry."""
-        return ("f16", "bf16", "f32", "f64")
-
 
 class WholeRows(Entry):
     """A tile holds whole rows; each element is read once."""
@@ -307,6 +303,8 @@ class LoopedRows(Entry):
     #: in the L2 cache, and otherwise. Untuned.
     cached_share: float = 0.35
     missed_share: float = 0.8
+    #: Programs that run on a multiprocessor at a time.
+    resident: int = 2
 
     def programs(self) -> int:
         return self.rows.programs(self.tile, blocks=1)
@@ -318,14 +316,10 @@ class LoopedRows(Entry):
     def constants(self) -> dict[str, Any]:
         return {**super().constants(), "UNROLL": self.unroll(), "VECTOR": self.rows.vector(self.tile)}
 
-    def resident(self) -> int:
-        """Programs that run on a multiprocessor at a time."""
-        return 2
-
     def us(self, target: Target) -> float:
         first, second = self.traffic()
         again = first if second else 0
-        running = min(self.rows.count, self.resident() * target.sm_count)
+        running = min(self.rows.count, self.resident * target.sm_count)
         share = self.cached_share if running * again <= L2_BYTES else self.missed_share
         nbytes = self.tile.rows * self.rows.sectors(self.tile.rows) * (first + second + share * again)
         return self.reducing_us(self.programs(), nbytes, target)
@@ -418,19 +412,17 @@ class TurnedSplit(SplitRows):
     #: Elements of tiles of several rows that a multiprocessor has in a microsecond in both launches: forward, backward,
     #: and backward of more than 16 bits.
     turned_per_us: ClassVar[Sequence[float]]
-
-    def held(self) -> int:
-        """Operands that a program holds at a time."""
-        return 1
+    #: Operands that a program holds at a time, forward and backward.
+    held: ClassVar[Sequence[int]] = (1, 1)
 
     @cached_property
     def tiles(self) -> tuple[Tile, Tile]:
         """What a program of either launch holds: of one row where those of several would merge too much."""
-        r, read = self.rows, self.read_first
+        r, read, held = self.rows, self.read_first, self.held[self.backward]
         alone = (r.lone_tile(read, len(read)), r.lone_tile(r.operands, len(read)))
-        first = r.turned_tile(read, 1, self.held()) or alone[0]
+        first = r.turned_tile(read, 1, held) or alone[0]
         merged = ceil_power(r.blocks(first))
-        found = [r.turned_tile(r.operands, times, self.held()) or alone[1] for times in WRITTEN]
+        found = [r.turned_tile(r.operands, times, held) or alone[1] for times in WRITTEN]
         return first, next((tile for tile in found if tile.rows * merged <= MOST_MERGED), found[0])
 
     def find_tile(self) -> Tile:

@@ -62,6 +62,7 @@ class CrossEntropyLooped(LoopedRows, CrossEntropyEntry, ops=CrossEntropyDescript
         #: elements, also where only some operands have them in one place, or none.
         self.apart = not self.rows.vectors
         self.version += 2 * self.apart
+        self.resident = 32 // self.tile.warps
 
     def us(self, target: Target) -> float:
         """More than of whole rows, which need fewer exponentials, and whose threads wait for each other once less."""
@@ -91,13 +92,10 @@ class CrossEntropyLooped(LoopedRows, CrossEntropyEntry, ops=CrossEntropyDescript
         cols = min(32 * warps * loads, max(ceil_power(r.n) // vec, 1))
         return Loop(1, vec * cols, min(warps, max(cols // 32, 1)), vec)
 
-    def resident(self) -> int:
-        return 32 // self.tile.warps
-
     def most_registers(self) -> int:
         # (Left alone, ptxas may spill a few registers of f64's to fit a third program. Rows with gaps need more.)
         spills = self.element is ElementKind.F64 and self.rows.unit
-        return registers_for(self.tile, self.resident()) if spills else 0
+        return registers_for(self.tile, self.resident) if spills else 0
 
     def constants(self) -> dict[str, Any]:
         return {**super().constants(), "COLS": self.tile.cols, "VEC": self.tile.vec, "APART": self.apart}

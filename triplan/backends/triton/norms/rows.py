@@ -149,7 +149,7 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         if not self.backward:
             # Rows of which a program's threads hold one vector each; all rows, where no vectors are loaded.
             abreast = max(32 * tile.warps * r.vector(tile) // tile.block, 1) if r.vectors else tile.rows
-            full, once = r.n == tile.block, self.mean_is_one_sum()
+            full, once = r.n == tile.block, self.mean_is_one_sum
             return [self.launch(kernels.norm_rows_kernel, FULL=full, ABREAST=min(abreast, tile.rows), ADDS_UP=once)]
         # Where a warp holds whole rows of vectors, and two sums, a program takes more than half of the registers, but
         # so few more that ptxas, left alone, may spill to fit a second program; so it may where there is no second one.

@@ -59,6 +59,9 @@ class NormEntry(Entry):
         #: The gradients of weight and bias that are computed.
         self.gradients = [o.name for o in desc.operands() if o.name in PARTIALS]
         super().__init__(desc)
+        #: Whether the mean of a row that the tile holds whole comes from one sum, which is all but exact.
+        narrow = self.element.itemsize == 2 and not self.residual
+        self.mean_is_one_sum = self.centred and narrow and self.rows.n <= self.tile.block <= SHORT
         #: What accumulates the gradients reads this tile at a time, of so many blocks of columns.
         self.shared = self.partials_tile()
         self.column_blocks = -(-self.rows.n // self.shared.block)
@@ -82,11 +85,6 @@ class NormEntry(Entry):
     def numerics(self) -> str | None:
         found, branch = super().numerics(), getattr(self.desc, "branch_element", None)
         return found if found is None or branch is None else f"{found}.{branch}"
-
-    def mean_is_one_sum(self) -> bool:
-        """Whether the mean of a row that the tile holds whole comes from one sum, which is all but exact."""
-        narrow = self.element.itemsize == 2 and not self.residual
-        return self.centred and narrow and self.rows.n <= self.tile.block <= SHORT
 
     # --- gradients of weight and bias ---
 
@@ -178,7 +176,7 @@ class NormEntry(Entry):
         n, depth = self.rows.n, self.tile.additions(self.rows.n)
         roundings = (3 if self.centred else 2) * (depth + 12)
         if self.centred:
-            once = math.ceil(2 * depth * math.sqrt(2 * n)) if self.mean_is_one_sum() else 0
+            once = math.ceil(2 * depth * math.sqrt(2 * n)) if self.mean_is_one_sum else 0
             roundings += max(6 * depth + 16, once)
         relative = o.name in ("rstd", "norm", "summed") or self.desc.op in ("rms_norm", "l2_norm")
         # The root of n squares lacks those that vanish.

@@ -30,7 +30,7 @@ LATER_US = 0.5
 
 
 class NormSplit(TurnedSplit, NormEntry, ops=OPS):
-    versions, overlaps = (3, 5), True
+    versions, overlaps, held = (3, 5), True, (1, 2)
     turned_per_us = (1700.0, 1450.0, 1450.0)  # from drawn problems on an H200
     sku_version = 2  # of many blocks, several rows are taken together, and merged apart
     pairs = (
@@ -41,9 +41,6 @@ class NormSplit(TurnedSplit, NormEntry, ops=OPS):
 
     def find_tile(self) -> Tile:
         return self.partials_tile() if self.backward else super().find_tile()
-
-    def held(self) -> int:
-        return 2 if self.backward else 1
 
     def partials_tile(self) -> Tile:
         return self.tiles[0] if self.tiles[0].rows > 1 else super().partials_tile()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import LAUNCH_US, SM_WARPS
 from triplan.backends.triton.common.offsets import ceil_power
-from triplan.backends.triton.common.rows_entries import LoopedRows
+from triplan.backends.triton.common.rows_entries import Entry, LoopedRows
 from triplan.backends.triton.common.tiles import Tile, registers_for, warps_for
 from triplan.backends.triton.scans import looped_kernels as kernels
 from triplan.backends.triton.scans.shared import ALONG_PER_US, BACKWARD, GROUPED_FROM, SCANS, ScanEntry
@@ -108,5 +108,6 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
 
 
 class BackwardLooped(ScanLooped, ops=BACKWARD):
+    elements = Entry.elements
     along = False
     sku_version = 1

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from triplan.backends.triton.common.card import L2_BYTES, LAUNCH_US
-from triplan.backends.triton.common.rows_entries import WholeRows
+from triplan.backends.triton.common.rows_entries import Entry, WholeRows
 from triplan.backends.triton.common.tiles import Tile, warps_for
 from triplan.backends.triton.scans import rows_kernels as kernels
-from triplan.backends.triton.scans.shared import OPS, ScanEntry
+from triplan.backends.triton.scans.shared import BACKWARD, SCANS, ScanEntry
 from triplan.sku import Target
 
 #: Time relative to the estimate if tiles write parts of sectors: cumprod_backward of 1046496 x 128 bf16 whose dx is
@@ -21,7 +21,7 @@ FEW_WARPS = 4
 SINGLY = (0.9, 1.15)
 
 
-class ScanRows(WholeRows, ScanEntry, ops=OPS):
+class ScanRows(WholeRows, ScanEntry, ops=SCANS):
     which = (kernels.scan_rows_kernel, kernels.cumprod_backward_rows_kernel)
 
     def find_tile(self) -> Tile | None:
@@ -47,3 +47,7 @@ class ScanRows(WholeRows, ScanEntry, ops=OPS):
             cached = sum(o.nbytes for o in written) <= L2_BYTES
             return once + (us - once) * (PARTLY_CACHED if cached else PARTLY)
         return us
+
+
+class BackwardRows(ScanRows, ops=BACKWARD):
+    elements = Entry.elements

@@ -74,10 +74,9 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
                 us = max(us, held / GAPPED_PER_US[not all(map(r.is_along, written))])
         return us + LOOP_US
 
+    def unroll(self) -> int:
+        return self.rows.unroll(self.tile, 4 if not self.backward else 2 if self.rows.vectors else 1)
+
     def constants(self) -> dict[str, Any]:
         vector = {"VECTOR": 16 // self.element.itemsize} if self.shifted() else {}
         return {**super().constants(), **vector}
-
-    def unroll(self) -> int:
-        most = 4 if not self.backward else 2 if self.rows.vectors else 1
-        return self.rows.unroll(self.tile, most)
