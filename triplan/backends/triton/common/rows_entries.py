@@ -146,7 +146,7 @@ class Entry(ABC):
         return [self.launch(self.which[self.backward], registers=self.most_registers())]
 
     def most_registers(self) -> int:
-        """Registers of a thread at most; 0 leaves it to ptxas."""
+        """Registers of a thread at most; left alone (0), ptxas may spill a few to fit one more program."""
         return 0
 
     def us(self, target: Target) -> float:
@@ -393,8 +393,7 @@ class SplitRows(Entry):
     def write(self, args: Mapping[str, Arg] | None = None, **constants: Any) -> Launch:
         """The last launch."""
         tile, pieces = self.finish()
-        # (Left alone, ptxas may spill a few registers of a tile of several rows to fit another program.)
-        most = registers_for(tile, 1) if tile.rows > 1 else 0
+        most = registers_for(tile, 1) if tile.rows > 1 else 0  # see ``most_registers``
         which, programs = self.pairs[self.backward][1], self.rows.programs(tile, pieces)
         return self.launch(which, programs, tile, args, most, **constants)
 

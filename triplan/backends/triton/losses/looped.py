@@ -93,8 +93,7 @@ class CrossEntropyLooped(LoopedRows, CrossEntropyEntry, ops=CrossEntropyDescript
         return Loop(1, vec * cols, min(warps, max(cols // 32, 1)), vec)
 
     def most_registers(self) -> int:
-        # (Left alone, ptxas may spill a few registers of f64's to fit a third program. Rows with gaps need more.)
-        spills = self.element is ElementKind.F64 and self.rows.unit
+        spills = self.element is ElementKind.F64 and self.rows.unit  # rows with gaps need more
         return registers_for(self.tile, self.resident) if spills else 0
 
     def constants(self) -> dict[str, Any]:

@@ -72,6 +72,7 @@ class NllLossRows(WholeRows, LossEntry, ops=NllLossDescriptor.ops()):
 
 class ScaleRows(ScaleElements, ops=ScaleGradientDescriptor.ops()):
     name, which, along = "rows", (kernels.scale_gradient_rows_kernel,), True
+    programs = WholeRows.programs
 
     def find_tile(self) -> Tile:
         small = self.desc.operand("dx").numel < SMALL
@@ -86,14 +87,9 @@ class ScaleRows(ScaleElements, ops=ScaleGradientDescriptor.ops()):
         return Tile(rows, tile.block, max(rows * tile.block // (32 * GAPPED_EACH), 1))
 
     def arguments(self) -> dict[str, Arg]:
-        return super().arguments() | self.rows.sizes(turned=self.rows.crossed and self.stores_vectors())
-
-    def stores_vectors(self) -> bool:
-        """Whether the gradient can be stored by vectors. Where it cannot, loads by vectors gain nothing."""
-        return self.rows.vector_bytes(self.desc.operand("dx")) >= LEAST_VECTOR
-
-    def programs(self) -> int:
-        return self.rows.programs(self.tile)
+        # (Where the gradient cannot be stored by vectors, loads by vectors gain nothing.)
+        stores = self.rows.vector_bytes(self.desc.operand("dx")) >= LEAST_VECTOR
+        return super().arguments() | self.rows.sizes(turned=self.rows.crossed and stores)
 
     def launches(self, target: Target) -> list[Launch]:
         """A program for each tile, which takes less time than a loop; but few where they may have nothing to do."""

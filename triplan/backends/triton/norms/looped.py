@@ -79,7 +79,6 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
         return {**super().constants(), "FULL": self.rows.n % (self.tile.block * self.unroll()) == 0}
 
     def most_registers(self) -> int:
-        # (Left alone, ptxas may spill a few registers of f64's to fit another program.)
         spills = self.tile.rows == 1 and not self.backward and self.element is ElementKind.F64
         return registers_for(self.tile, 1) if spills else 0
 

@@ -39,10 +39,8 @@ GAPPED_PER_US = 3.6e5
 #: and bytes that such a program loads at least, if it has few warps: smaller ones leave memory idle.
 MOST_BESIDE, SHORT_BYTES = 256, 4096
 #: Time of long rows that leave a quarter or more of the lanes empty, relative to the estimate, forward and backward: if
-#: there are more rows than multiprocessors. From drawn problems on an H200.
-IDLE = (1.07, 1.15)
-#: The shortest tile of such rows. From the same problems.
-IDLE_FROM = 8192
+#: there are more rows than multiprocessors. And the shortest tile of such rows. From drawn problems on an H200.
+IDLE, IDLE_FROM = (1.07, 1.15), 8192
 #: Of tiles whose rows are adjacent in some operands alone: elements that a program has in a microsecond, but for the
 #: first LATENT ones; and elements of a multiprocessor in one, forward and backward (half as many in tiles of more than
 #: CROSSED_TILE). (From drawn problems on an H200.)
@@ -111,7 +109,6 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         return super().find_tile()
 
     def most_registers(self) -> int:
-        # (Left alone, ptxas may spill a few registers of a tile of few rows to fit another program.)
         few = self.tile == self.few_rows(self.tile.block)
         return registers_for(self.tile, 1) if few else super().most_registers()
 
