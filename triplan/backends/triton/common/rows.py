@@ -256,11 +256,10 @@ class Rows:
         block = min(ceil_power(self.n), 32768 // size // held, 8192)
         return Tile(1, block, warps_for(block, size))
 
-    def block_tile(self, operands: int = 1, alone: bool = False, crosses: bool = False) -> Tile:
-        """The tile that holds one block of rows of any length, of ``operands`` operands at a time; with ``alone`` of
-        one row, even where neighbouring rows are adjacent; with ``crosses`` of several even where they are ``crossed``.
-        """
-        if (self.across or (self.crossed and crosses)) and not alone:
+    def block_tile(self, operands: int = 1, crosses: bool = False) -> Tile:
+        """The tile that holds one block of rows of any length, of ``operands`` operands at a time: of several rows
+        where neighbours are adjacent, with ``crosses`` also where they are ``crossed``."""
+        if self.across or (self.crossed and crosses):
             return Tile(self.neighbours, 4096 // self.neighbours, warps_for(4096, self.element.itemsize))
         return self.lone_tile(self.operands, operands)
 

@@ -349,7 +349,7 @@ class SplitRows(Entry):
         """The arrays of partial results, one element a block."""
 
     def find_tile(self) -> Tile:
-        return self.rows.block_tile(len(self.read_first), alone=True)
+        return self.rows.lone_tile(self.rows.operands, len(self.read_first))
 
     def blocks(self) -> int:
         """Blocks of a row that are reduced."""

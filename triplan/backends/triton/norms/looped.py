@@ -47,7 +47,7 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
         where neighbours are adjacent in memory, if there are enough of them."""
         r, size, centred, operands = self.rows, self.element.itemsize, self.centred, len(self.read_first)
         if r.across and not r.has_many():
-            return r.block_tile(operands, alone=True)
+            return r.lone_tile(r.operands, operands)
         if self.backward:
             return r.loop_tile(32 if centred and size < 8 else 16, operands)
         if operands > 1:

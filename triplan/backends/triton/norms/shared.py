@@ -34,8 +34,6 @@ FOLD_US = 3.0
 #: Microseconds of a group of rows in ``norm_parameters_kernel``, which waits for memory. (From drawn problems on an
 #: H200.)
 GROUP_US = 0.6
-#: Factor on the time of elements that no vector holds, by bytes of an element.
-WIDE = {2: 1, 4: 2, 8: 4}
 #: Columns of a block at most in which 16-bit elements accumulate exactly in f32, and in which their number times the 14
 #: leading bits of their mean is exact.
 SHORT = 1024
@@ -141,9 +139,8 @@ class NormEntry(Entry):
         return [*super().launches(target), self.launch(norm_fold_kernel, len(self.folded) * blocks, tile, args)]
 
     def single_us(self, per_us: float) -> float:
-        """Microseconds at ``per_us`` elements each, of 16 bits, where no vectors are loaded."""
-        r = self.rows
-        return 0.0 if r.vectors else WIDE[self.element.itemsize] * r.count * r.n / per_us
+        """Microseconds where no vectors are loaded: each takes ``per_us`` elements of 16 bits, or fewer wider ones."""
+        return 0.0 if self.rows.vectors else self.element.itemsize // 2 * self.rows.count * self.rows.n / per_us
 
     def rank(self, target: Target) -> float:
         nbytes = self.nbytes(*NormEntry.arrays(self).values())

@@ -43,7 +43,7 @@ class ScanSplit(SplitRows, ScanEntry, ops=SCANS):
         if self.writes_across() and not r.has_many() and r.lanes > r.neighbours // 2 and r.n >= LONG:
             rows = min(2 * r.neighbours, ceil_power(r.lanes))
             return Tile(rows, GROUPED_FROM, warps_for(rows * GROUPED_FROM, self.compute.itemsize))
-        block = min(self.rows.block_tile(alone=True).block, self.most())
+        block = min(r.lone_tile(r.operands, 1).block, self.most())
         return Tile(1, block, warps_for(block, self.element.itemsize))
 
     def invariant(self) -> bool:
