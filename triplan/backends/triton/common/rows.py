@@ -137,8 +137,8 @@ class Rows:
     # --- arguments of kernels ---
 
     def strides(self, o: Operand, turns: bool) -> Arg:
-        """(outer strides, lane stride, step along the row) of ``o``, and whether threads of ``load_rows`` are told how
-        to access it, as it is ``gapped`` and the kernel ``turns`` such: None if not."""
+        """(outer strides, lane stride, step along the row) of ``o``; and 1 where ``load_rows`` is to give consecutive
+        threads consecutive elements of a row, as ``o`` is gapped and the kernel ``turns`` such operands, else None."""
         outer = [self._step(o, g[-1]) or Int(1, True) for g in self._groups[:-1]]
         # A lone row has the divisibility that neighbours would have: it decides a load's width, and so a sum's order.
         wide = not o.layout.packed or self.n >= I32_LIMIT

@@ -30,8 +30,8 @@ from triplan.sku.facts import cached_property, fact
 MOST_BLOCKS = 4096
 #: Partial results of several rows at most that a program of a split merges at once. Untuned.
 MOST_MERGED = 4096
-#: How many times as many rows are written as read, the first that merges few enough: the longer the pieces that are
-#: written, the better.
+#: Rows of a tile that is written, relative to one that is read: the first of these with which a program merges few
+#: enough. The longer the pieces that are written, the better.
 WRITTEN = (4, 2)
 #: Elements of a row at most where threads hold them as they are read; elements of each thread, two to a register, and
 #: its registers at most.
@@ -191,8 +191,8 @@ class Entry(ABC):
         return (self.tile,)
 
     def turns(self) -> bool:
-        """Whether consecutive threads are told to access elements of a row, of operands that are ``gapped``: where a
-        program has one row they do so anyway."""
+        """Whether the kernel is told to give consecutive threads consecutive elements of a row, in operands that are
+        ``gapped``. With one row a program they have these anyway."""
         return self.along and self.rows.gapped and any(tile.rows > 1 for tile in self.held_tiles())
 
     def traffic(self) -> tuple[int, int]:

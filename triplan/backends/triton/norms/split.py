@@ -18,7 +18,6 @@ from triplan.sku import ElementKind, Target
 
 #: Elements a microsecond where no vectors are loaded, forward and backward: of rows with gaps, and of others.
 SINGLE_PER_US = ((2.5e5, 0.9e5), (4.2e5, 2.1e5))
-
 #: Microseconds that programs take longer backward where no vectors are loaded, of rows of more than SHORT_ROW elements,
 #: with gradients of weight or bias or where rows lie in several ways. From drawn problems on an H200.
 ODD_US = 1.5
