@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
+from types import new_class
 from typing import Any
 
 import torch
@@ -231,7 +232,7 @@ def registered(case: Case) -> Iterator[list[str]]:
     names: list[str] = []
     try:
         for entry in case.swept():
-            entry.register(case.op)
+            new_class(entry.__name__, (entry,), {"ops": (case.op,)})  # which registers it
             names.append(entry.name)
         yield names
     finally:

@@ -298,7 +298,7 @@ def test_long_rows_and_many_rows_interpreted(op: str, row: str, choice: dict[str
     constant(split.CrossEntropySplit, "find_tile", lambda self: Tile(1, 16, 1))
     constant(looped.CrossEntropyLooped, "find_tile", lambda self: looped.Loop(1, 16, 1, vec=4))
     plan = required(build(op, (5, 43), **choice), row, INTERPRETER)
-    assert split.CrossEntropySplit(plan.descriptor).chunks()[0] == 3
+    assert split.CrossEntropySplit(plan.descriptor).parts == 3
     check(plan, kinds=("unit",))
 
 

@@ -94,8 +94,6 @@ class Rows:
         self.together = max(min(*aligned, 16) // desc.element.itemsize, 1) if self.unit else 1
         self._nearer = axis == len(shape) - 1
         self.gapped = any(map(self._is_gapped, operands))
-        #: Bytes of registers that an element takes as it is loaded: those of its address, where rows have gaps.
-        self._size = desc.element.itemsize if self.unit else 8
 
     def is_adjacent(self, o: Operand) -> bool:
         """Whether neighbouring rows of ``o`` are adjacent in memory."""
@@ -139,8 +137,8 @@ class Rows:
     # --- arguments of kernels ---
 
     def strides(self, o: Operand, turns: bool) -> Arg:
-        """(outer strides, lane stride, step along the row) of ``o``, and whether threads of ``load_rows`` are told how
-        to access it, as it is ``gapped`` and the kernel ``turns`` such: None if not."""
+        """(outer strides, lane stride, step along the row) of ``o``; and 1 where ``load_rows`` is to give consecutive
+        threads consecutive elements of a row, as ``o`` is gapped and the kernel ``turns`` such operands, else None."""
         outer = [self._step(o, g[-1]) or Int(1, True) for g in self._groups[:-1]]
         # A lone row has the divisibility that neighbours would have: it decides a load's width, and so a sum's order.
         wide = not o.layout.packed or self.n >= I32_LIMIT
@@ -223,7 +221,8 @@ class Rows:
         smaller programs leave it idle, in larger ones threads wait for each other. ``few_warps``: where rows begin
         anywhere, consecutive threads load consecutive elements, and so do warps: with fewer of them fewer share a row.
         """
-        block, size = ceil_power(self.n), self._size
+        # (Bytes of registers that an element takes as it is loaded: those of its address, where rows have gaps.)
+        block, size = ceil_power(self.n), self.element.itemsize if self.unit else 8
         if few_warps and self.begins_anywhere(block):
             each = 32 * UNALIGNED_BYTES // self.element.compute.itemsize
             rows = max(each // block, 1)
@@ -257,11 +256,10 @@ class Rows:
         block = min(ceil_power(self.n), 32768 // size // held, 8192)
         return Tile(1, block, warps_for(block, size))
 
-    def block_tile(self, operands: int = 1, alone: bool = False, crosses: bool = False) -> Tile:
-        """The tile that holds one block of rows of any length, of ``operands`` operands at a time; with ``alone`` of
-        one row, even where neighbouring rows are adjacent; with ``crosses`` of several even where they are ``crossed``.
-        """
-        if (self.across or (self.crossed and crosses)) and not alone:
+    def block_tile(self, operands: int = 1, crosses: bool = False) -> Tile:
+        """The tile that holds one block of rows of any length, of ``operands`` operands at a time: of several rows
+        where neighbours are adjacent, with ``crosses`` also where they are ``crossed``."""
+        if self.across or (self.crossed and crosses):
             return Tile(self.neighbours, 4096 // self.neighbours, warps_for(4096, self.element.itemsize))
         return self.lone_tile(self.operands, operands)
 

@@ -30,8 +30,8 @@ from triplan.sku.facts import cached_property, fact
 MOST_BLOCKS = 4096
 #: Partial results of several rows at most that a program of a split merges at once. Untuned.
 MOST_MERGED = 4096
-#: How many times as many rows are written as read, the first that merges few enough: the longer the pieces that are
-#: written, the better.
+#: Rows of a tile that is written, relative to one that is read: the first of these with which a program merges few
+#: enough. The longer the pieces that are written, the better.
 WRITTEN = (4, 2)
 #: Elements of a row at most where threads hold them as they are read; elements of each thread, two to a register, and
 #: its registers at most.
@@ -65,6 +65,7 @@ class Entry(ABC):
     sku_version: ClassVar[int] = 1
     #: Whether each element is computed alone: then neither tile nor layout decides bits.
     elementwise: ClassVar[bool] = False
+    elements: ClassVar[tuple[str, ...]] = ("f16", "bf16", "f32", "f64")
     index_elements: ClassVar[tuple[str, ...]] = ()
     #: Operands that are read for the results alone; the others that are read also reduce their rows.
     late: ClassVar[tuple[str, ...]] = ()
@@ -75,11 +76,26 @@ class Entry(ABC):
     #: Microseconds a program costs beside its traffic, while SM_WARPS warps run on its multiprocessor, or its programs.
     program_us: ClassVar[float] = 0.0
     #: The kernel of the op, and that of its backward, of which ``main`` is one launch.
-    which: ClassVar[Sequence[Any]]
+    which: Sequence[Any]
 
     def __init_subclass__(cls, ops: Sequence[str] = ()) -> None:
-        """``ops``: those that the entry computes; none for what entries have in common."""
-        cls.register(*ops)
+        """Add the entry to the kernel table, for each of ``ops``; none for what entries have in common."""
+        of: Callable[[Any], Entry] = fact(cls)
+        for op in ops:
+            kernel(
+                op=op,
+                name=cls.name,
+                elements=cls.elements,
+                index_elements=cls.index_elements,
+                guarantee=lambda desc: bounds.of_outputs(desc, of(desc).guaranteed),
+                supports=lambda desc, target: of(desc).supports(target),
+                rank=lambda desc, target: of(desc).rank(target),
+                workspace=lambda desc, target: of(desc).nbytes(*of(desc).arrays().values()),
+                numerics=lambda desc: of(desc).numerics(),
+                priority=cls.priority,
+                version=cls.sku_version,
+                layout=layout,
+            )(lambda desc, target: of(desc).launches(target))
 
     def __init__(self, desc: RowsDescriptor) -> None:
         """A family sets facts of its own before it calls this: ``find_tile`` reads them."""
@@ -127,10 +143,14 @@ class Entry(ABC):
 
     def main(self) -> list[Launch]:
         """The launches that do the rows' own work. There is something to write."""
-        return [self.launch(self.which[self.backward])]
+        return [self.launch(self.which[self.backward], registers=self.most_registers())]
+
+    def most_registers(self) -> int:
+        """Registers of a thread at most; left alone (0), ptxas may spill a few to fit one more program."""
+        return 0
 
     def us(self, target: Target) -> float:
-        """Microseconds of ``main``; by default of its traffic."""
+        """Microseconds of ``main`` beside its first launch; by default of its traffic."""
         return waves_us(self.rows.count, sum(self.traffic()), target)
 
     def programs(self) -> int:
@@ -152,7 +172,7 @@ class Entry(ABC):
         return SUPPORTED
 
     def rank(self, target: Target) -> float:
-        return self.us(target)
+        return LAUNCH_US + self.us(target)
 
     def numerics(self) -> str | None:
         if self.elementwise:
@@ -171,8 +191,8 @@ class Entry(ABC):
         return (self.tile,)
 
     def turns(self) -> bool:
-        """Whether consecutive threads are told to access elements of a row, of operands that are ``gapped``: where a
-        program has one row they do so anyway."""
+        """Whether the kernel is told to give consecutive threads consecutive elements of a row, in operands that are
+        ``gapped``. With one row a program they have these anyway."""
         return self.along and self.rows.gapped and any(tile.rows > 1 for tile in self.held_tiles())
 
     def traffic(self) -> tuple[int, int]:
@@ -187,7 +207,7 @@ class Entry(ABC):
 
     def reducing_us(self, programs: int, nbytes: float, target: Target) -> float:
         """Microseconds of programs that reduce ``nbytes`` each: their traffic or their number is the limit."""
-        return max(waves_us(programs, nbytes, target), LAUNCH_US + self.busy_us(programs, target))
+        return max(waves_us(programs, nbytes, target), self.busy_us(programs, target))
 
     def tiles_us(self, tile: Tile, programs: int, per_us: float, target: Target, alone: float = 1.0) -> float:
         """Microseconds of ``programs`` of a ``tile`` of several rows, bound by instructions: ``per_us`` elements of a
@@ -221,12 +241,10 @@ class Entry(ABC):
         tile: Tile | None = None,
         args: Mapping[str, Arg] | None = None,
         registers: int = 0,
-        fuses: bool = True,
         **constants: Any,
     ) -> Launch:
         """The launch of one kernel, with what it asks for of all arguments and constants; an argument that there is not
-        is None. By default of ``programs`` programs of ``tile``. ``registers``: a thread's at most; ``fuses``: see
-        Launch."""
+        is None. By default of ``programs`` programs of ``tile``. ``registers``: a thread's at most."""
         tile = tile or self.tile
         groups = None if self.rows.flat else Int(self.rows.groups(tile.rows))
         given = {"blocks": groups, "groups": groups, **self.given, **(args or {})}
@@ -235,33 +253,7 @@ class Entry(ABC):
         taken = {name: given.get(name) for name in which.arg_names if not name.isupper()}
         constants = {name: known[name] for name in which.arg_names if name in known}
         grid = self.programs() if grid is None else grid
-        how: dict[str, Any] = {"overlaps": self.overlaps, "max_registers": registers, "fuses": fuses}
-        return Launch(which, grid, taken, constants, tile.warps, **how)
-
-    @classmethod
-    def elements_of(cls, op: str) -> tuple[str, ...]:
-        """The elements of which ``op`` has the entry."""
-        return ("f16", "bf16", "f32", "f64")
-
-    @classmethod
-    def register(cls, *ops: str) -> None:
-        """Add the entry to the kernel table, for each of ``ops``."""
-        of: Callable[[Any], Entry] = fact(cls)
-        for op in ops:
-            kernel(
-                op=op,
-                name=cls.name,
-                elements=cls.elements_of(op),
-                index_elements=cls.index_elements,
-                guarantee=lambda desc: bounds.of_outputs(desc, of(desc).guaranteed),
-                supports=lambda desc, target: of(desc).supports(target),
-                rank=lambda desc, target: of(desc).rank(target),
-                workspace=lambda desc, target: of(desc).nbytes(*of(desc).arrays().values()),
-                numerics=lambda desc: of(desc).numerics(),
-                priority=cls.priority,
-                version=cls.sku_version,
-                layout=layout,
-            )(lambda desc, target: of(desc).launches(target))
+        return Launch(which, grid, taken, constants, tile.warps, overlaps=self.overlaps, max_registers=registers)
 
 
 class WholeRows(Entry):
@@ -291,12 +283,10 @@ class WholeRows(Entry):
         return fits and self.element.itemsize == 2 and self.rows.vectors
 
     def most_registers(self) -> int:
-        """Registers of a thread at most; 0 leaves it to ptxas."""
         return min(registers_for(self.tile, 2), NARROW_EACH) if self.narrow() and not interpreting() else 0
 
-    def main(self) -> list[Launch]:
-        narrow = self.narrow() and not interpreting()
-        return [self.launch(self.which[self.backward], registers=self.most_registers(), NARROW=narrow)]
+    def constants(self) -> dict[str, Any]:
+        return {**super().constants(), "NARROW": self.narrow() and not interpreting()}
 
     def us(self, target: Target) -> float:
         held = min(self.tile.rows, self.rows.numbered)
@@ -313,6 +303,8 @@ class LoopedRows(Entry):
     #: in the L2 cache, and otherwise. Untuned.
     cached_share: float = 0.35
     missed_share: float = 0.8
+    #: Programs that run on a multiprocessor at a time.
+    resident: int = 2
 
     def programs(self) -> int:
         return self.rows.programs(self.tile, blocks=1)
@@ -324,14 +316,10 @@ class LoopedRows(Entry):
     def constants(self) -> dict[str, Any]:
         return {**super().constants(), "UNROLL": self.unroll(), "VECTOR": self.rows.vector(self.tile)}
 
-    def resident(self) -> int:
-        """Programs that run on a multiprocessor at a time."""
-        return 2
-
     def us(self, target: Target) -> float:
         first, second = self.traffic()
         again = first if second else 0
-        running = min(self.rows.count, self.resident() * target.sm_count)
+        running = min(self.rows.count, self.resident * target.sm_count)
         share = self.cached_share if running * again <= L2_BYTES else self.missed_share
         nbytes = self.tile.rows * self.rows.sectors(self.tile.rows) * (first + second + share * again)
         return self.reducing_us(self.programs(), nbytes, target)
@@ -344,8 +332,7 @@ class LoopedRows(Entry):
         per_us = SEVERAL_PER_US[2 if self.backward else 0 if narrow else 1]
         # With more programs than multiprocessors and up to twice as many, the busiest have two.
         alone = 2.0 if 1 < self.programs() / target.sm_count <= 2 else ALONE if narrow else 1.0
-        block_us = self.tiles_us(tile, self.programs(), per_us, target, alone)
-        return LAUNCH_US + self.rows.blocks(tile) * block_us
+        return self.rows.blocks(tile) * self.tiles_us(tile, self.programs(), per_us, target, alone)
 
 
 class SplitRows(Entry):
@@ -362,7 +349,7 @@ class SplitRows(Entry):
         """The arrays of partial results, one element a block."""
 
     def find_tile(self) -> Tile:
-        return self.rows.block_tile(len(self.read_first), alone=True)
+        return self.rows.lone_tile(self.rows.operands, len(self.read_first))
 
     def blocks(self) -> int:
         """Blocks of a row that are reduced."""
@@ -393,9 +380,8 @@ class SplitRows(Entry):
         (first, second), (tile, pieces) = self.traffic(), self.finish()
         nbytes = tile.rows * self.rows.sectors(tile.rows) * second / pieces
         again = self.rows.count * self.rows.sectors(tile.rows, self.read_first) * first if second else 0
-        us = self.reduce_us(target) + again_us(again)
-        us += self.reducing_us(self.rows.programs(tile, pieces), nbytes, target)
-        return us - LAUNCH_US + self.later_us()
+        us = self.reduce_us(target) + again_us(again) + self.later_us()
+        return us + self.reducing_us(self.rows.programs(tile, pieces), nbytes, target)
 
     def arguments(self) -> dict[str, Arg]:
         return super().arguments() | {"blocks": Int(self.blocks()), "pieces": Int(self.finish()[1])}
@@ -404,12 +390,15 @@ class SplitRows(Entry):
         """The first launch."""
         return self.launch(self.pairs[self.backward][0], self.rows.programs(self.tile))
 
-    def main(self) -> list[Launch]:
+    def write(self, args: Mapping[str, Arg] | None = None, **constants: Any) -> Launch:
+        """The last launch."""
         tile, pieces = self.finish()
-        # (Left alone, ptxas may spill a few registers of a tile of several rows to fit another program.)
-        most = registers_for(tile, 1) if tile.rows > 1 else 0
-        finish, programs = self.pairs[self.backward][1], self.rows.programs(tile, pieces)
-        return [self.reduce(), self.launch(finish, programs, tile, registers=most, BLOCKS=ceil_power(self.blocks()))]
+        most = registers_for(tile, 1) if tile.rows > 1 else 0  # see ``most_registers``
+        which, programs = self.pairs[self.backward][1], self.rows.programs(tile, pieces)
+        return self.launch(which, programs, tile, args, most, **constants)
+
+    def main(self) -> list[Launch]:
+        return [self.reduce(), self.write(BLOCKS=ceil_power(self.blocks()))]
 
 
 class TurnedSplit(SplitRows):
@@ -422,19 +411,17 @@ class TurnedSplit(SplitRows):
     #: Elements of tiles of several rows that a multiprocessor has in a microsecond in both launches: forward, backward,
     #: and backward of more than 16 bits.
     turned_per_us: ClassVar[Sequence[float]]
-
-    def held(self) -> int:
-        """Operands that a program holds at a time."""
-        return 1
+    #: Operands that a program holds at a time, forward and backward.
+    held: ClassVar[Sequence[int]] = (1, 1)
 
     @cached_property
     def tiles(self) -> tuple[Tile, Tile]:
         """What a program of either launch holds: of one row where those of several would merge too much."""
-        r, read = self.rows, self.read_first
+        r, read, held = self.rows, self.read_first, self.held[self.backward]
         alone = (r.lone_tile(read, len(read)), r.lone_tile(r.operands, len(read)))
-        first = r.turned_tile(read, 1, self.held()) or alone[0]
+        first = r.turned_tile(read, 1, held) or alone[0]
         merged = ceil_power(r.blocks(first))
-        found = [r.turned_tile(r.operands, times, self.held()) or alone[1] for times in WRITTEN]
+        found = [r.turned_tile(r.operands, times, held) or alone[1] for times in WRITTEN]
         return first, next((tile for tile in found if tile.rows * merged <= MOST_MERGED), found[0])
 
     def find_tile(self) -> Tile:
@@ -458,15 +445,13 @@ class TurnedSplit(SplitRows):
     def main(self) -> list[Launch]:
         if not self.merges_apart():
             return super().main()
-        (tile, pieces), which, blocks = self.finish(), self.merged[self.backward], ceil_power(self.blocks())
+        which, blocks = self.merged[self.backward], ceil_power(self.blocks())
         merge = self.launch(which, self.rows.count, Tile(1, blocks, warps_for(blocks, self.compute.itemsize)))
         args = {name: self.given[f"row_{name}"] for name in self.partials()} | {"blocks": Int(1)}
-        finish, programs, most = self.pairs[self.backward][1], self.rows.programs(tile, pieces), registers_for(tile, 1)
-        whole = self.launch(finish, programs, tile, args, most, BLOCKS=1, PART=ceil_power(self.rows.n))
-        return [self.reduce(), merge, whole]
+        return [self.reduce(), merge, self.write(args, BLOCKS=1, PART=ceil_power(self.rows.n))]
 
     def us(self, target: Target) -> float:
-        us, (tile, pieces), apart = super().us(target), self.finish(), self.merges_apart()
+        us, (tile, pieces), merge_us = super().us(target), self.finish(), self.merges_apart() * self.later_us()
         if tile.rows == 1:
             return us
         wide = self.element.itemsize > 2
@@ -474,7 +459,7 @@ class TurnedSplit(SplitRows):
         once = self.tile.rows == 1 or (self.rows.crossed and not self.backward and not wide)
         per_us *= TURNED_ONCE if once else 1.0
         busy = self.tiles_us(tile, self.rows.programs(tile, pieces), per_us, target, SPLIT_ALONE)
-        return max(us + apart * self.later_us(), LAUNCH_US + (1 + apart) * self.later_us() + busy)
+        return merge_us + max(us, self.later_us() + busy)
 
     def arguments(self) -> dict[str, Arg]:
         return super().arguments() | self.rows.sizes(turned=any(tile.rows > 1 for tile in self.tiles))

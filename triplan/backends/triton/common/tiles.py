@@ -49,9 +49,9 @@ def fits_grid(programs: int) -> Support:
 
 
 def waves_us(programs: int, nbytes: float, target: Target) -> float:
-    """``programs`` programs that move ``nbytes`` each: bound by memory, or by the busiest multiprocessor."""
-    alone = -(-programs // target.sm_count) * nbytes / card.SM_BYTES_PER_US
-    return card.LAUNCH_US + max(programs * nbytes / card.BYTES_PER_US, alone)
+    """``programs`` programs that move ``nbytes`` each, beside their launch: bound by memory, or by the busiest
+    multiprocessor."""
+    return max(programs * nbytes / card.BYTES_PER_US, -(-programs // target.sm_count) * nbytes / card.SM_BYTES_PER_US)
 
 
 def again_us(nbytes: float) -> float:

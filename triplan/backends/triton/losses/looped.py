@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile, registers_for
@@ -18,8 +17,6 @@ from triplan.sku import ElementKind, Target
 #: Time where a thread loads single elements of 16 bits, relative to that of vectors. (This and what follows: from drawn
 #: problems on an H200.)
 NARROW = 1.3
-#: The same of wider elements.
-WIDE = 1.0
 #: The same of rows with gaps.
 GAPPED = 1.9
 #: Microseconds in which the maxima and sums of a row are merged.
@@ -30,7 +27,6 @@ PER_US = 5000.0
 WIDE_PER_US = 9000.0
 #: The same of f64, whose exponentials are many instructions.
 DOUBLE_PER_US = 1800.0
-
 #: The same of a row with gaps and of its gradient. (From one drawn problem.)
 GAPPED_PER_US = 1000.0
 
@@ -66,19 +62,20 @@ class CrossEntropyLooped(LoopedRows, CrossEntropyEntry, ops=CrossEntropyDescript
         #: elements, also where only some operands have them in one place, or none.
         self.apart = not self.rows.vectors
         self.version += 2 * self.apart
+        self.resident = 32 // self.tile.warps
 
     def us(self, target: Target) -> float:
         """More than of whole rows, which need fewer exponentials, and whose threads wait for each other once less."""
         us, r, narrow = super().us(target), self.rows, self.element.itemsize == 2
-        if not r.vectors:
-            us = LAUNCH_US + (GAPPED if not r.unit else NARROW if narrow else WIDE) * (us - LAUNCH_US)
+        if not r.unit or (narrow and not r.vectors):
+            us *= NARROW if r.unit else GAPPED
         if self.desc.gradient and not r.unit:
             per_us = GAPPED_PER_US
         elif self.element is ElementKind.F64:
             per_us = DOUBLE_PER_US
         else:
             per_us = PER_US if narrow or not r.vectors else WIDE_PER_US
-        return MERGE_US + max(us, LAUNCH_US + r.n / per_us)
+        return MERGE_US + max(us, r.n / per_us)
 
     def find_tile(self) -> Loop:
         r, size = self.rows, self.element.itemsize
@@ -95,11 +92,9 @@ class CrossEntropyLooped(LoopedRows, CrossEntropyEntry, ops=CrossEntropyDescript
         cols = min(32 * warps * loads, max(ceil_power(r.n) // vec, 1))
         return Loop(1, vec * cols, min(warps, max(cols // 32, 1)), vec)
 
-    def resident(self) -> int:
-        return 32 // self.tile.warps
+    def most_registers(self) -> int:
+        spills = self.element is ElementKind.F64 and self.rows.unit  # rows with gaps need more
+        return registers_for(self.tile, self.resident) if spills else 0
 
-    def main(self) -> list[Launch]:
-        # (Left alone, ptxas may spill a few registers of f64's to fit a third program. Rows with gaps need more.)
-        alone = self.element is not ElementKind.F64 or not self.rows.unit
-        most = 0 if alone else registers_for(self.tile, self.resident())
-        return [self.launch(self.which[0], registers=most, COLS=self.tile.cols, VEC=self.tile.vec, APART=self.apart)]
+    def constants(self) -> dict[str, Any]:
+        return {**super().constants(), "COLS": self.tile.cols, "VEC": self.tile.vec, "APART": self.apart}

@@ -23,11 +23,11 @@ from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
 #: Microseconds that tiles of many short rows take longer than a loop where rows begin between vectors: on an H200
 #: 8 x 63 bf16 take 7.1 us, and looped 4.8.
 SEVERAL_US = 1.0
-#: Tiles of scale_gradient where neighbouring rows are adjacent in all operands, and in some; and of fewer elements than
-#: SMALL, so that every multiprocessor has work. Untuned.
-ACROSS_TILE, CROSSED_TILE = Tile(512, 8, 8), Tile(64, 64, 8)
-SMALL_ACROSS_TILE, SMALL_CROSSED_TILE = Tile(128, 8, 4), Tile(32, 32, 4)
-#: Columns of CROSSED_TILE at least, and lanes an element that are not worth fewer columns. Untuned.
+#: Tiles of scale_gradient where neighbouring rows are adjacent in all operands, and in some; the second of each if
+#: there are fewer elements than SMALL, so that every multiprocessor has work. Untuned.
+ACROSS_TILES = (Tile(512, 8, 8), Tile(128, 8, 4))
+CROSSED_TILES = (Tile(64, 64, 8), Tile(32, 32, 4))
+#: Columns of the first of CROSSED_TILES at least, and lanes an element that are not worth fewer columns. Untuned.
 LEAST_CROSSED, IDLE = 16, 1.25
 #: (elements in all, elements of a thread) at most, and warps, where elements are scaled one by one. Untuned.
 POINTS, MOST_POINTS, POINT_WARPS = ((1 << 17, 1), (1 << 20, 2)), 4, 4
@@ -62,7 +62,8 @@ class NllLossRows(WholeRows, LossEntry, ops=NllLossDescriptor.ops()):
         return [self.launch(kernels.nll_loss_kernel, args=dict.fromkeys(absent))]
 
     def us(self, target: Target) -> float:
-        return self.rows.count * 64 / card.BYTES_PER_US  # sectors of a target and of an element
+        # Sectors of a target and of an element. (``rank`` counts the launch.)
+        return self.rows.count * 64 / card.BYTES_PER_US - card.LAUNCH_US
 
     def guaranteed(self, o: Operand) -> PrecisionGuarantee:
         """One product a row."""
@@ -81,20 +82,21 @@ class ScaleRows(ScaleElements, ops=ScaleGradientDescriptor.ops()):
         if self.scatters():
             each = next((each for most, each in POINTS if numel <= most), MOST_POINTS)
             return Tile(1, 32 * POINT_WARPS * each, POINT_WARPS)
-        if (self.rows.across or self.rows.crossed) and self.rows.lanes >= CROSSED_TILE.rows:
-            if small:
-                return SMALL_ACROSS_TILE if self.rows.across else SMALL_CROSSED_TILE
-            return ACROSS_TILE if self.rows.across else self.crossed_tile()
+        if (self.rows.across or self.rows.crossed) and self.rows.lanes >= CROSSED_TILES[0].rows:
+            if self.rows.across:
+                return ACROSS_TILES[small]
+            return CROSSED_TILES[1] if small else self.crossed_tile()
         if small and self.rows.n > SMALL_BLOCK:
             return Tile(1, SMALL_BLOCK, SMALL_WARPS)
         return self.rows.whole_tile(BLOCK) or self.rows.block_tile()
 
     def crossed_tile(self) -> Tile:
-        """CROSSED_TILE; of fewer columns where rows would leave many lanes of their last block idle, as 65 of 128."""
-        n, (rows, most, warps) = self.rows.n, (CROSSED_TILE.rows, CROSSED_TILE.block, CROSSED_TILE.warps)
-        blocks = [most >> i for i in range(most.bit_length()) if most >> i >= LEAST_CROSSED]
-        block = min(blocks, key=lambda block: max(-(-n // block) * block, IDLE * n))
-        return Tile(rows * most // block, block, warps)
+        """The first of CROSSED_TILES; of fewer columns where rows would leave many lanes of their last block idle, as
+        65 of 128."""
+        n, tile = self.rows.n, CROSSED_TILES[0]
+        halves = [tile.block >> i for i in range(tile.block.bit_length()) if tile.block >> i >= LEAST_CROSSED]
+        block = min(halves, key=lambda block: max(-(-n // block) * block, IDLE * n))
+        return Tile(tile.rows * tile.block // block, block, tile.warps)
 
     def scatters(self) -> bool:
         """Whether no two elements are promised adjacent in some operand: nothing is gained by tiles of rows, whose ends
@@ -107,7 +109,9 @@ class ScaleRows(ScaleElements, ops=ScaleGradientDescriptor.ops()):
     def arguments(self) -> dict[str, Arg]:
         if self.scatters():
             return super().arguments() | self.points()
-        return super().arguments() | self.rows.sizes(turned=self.rows.crossed and self.stores_vectors())
+        # (Where the gradient cannot be stored by vectors, loads by vectors gain nothing.)
+        stores = self.rows.vector_bytes(self.desc.operand("dx")) >= LEAST_VECTOR
+        return super().arguments() | self.rows.sizes(turned=self.rows.crossed and stores)
 
     def points(self) -> dict[str, Arg]:
         """Extents, and the strides of each operand along them."""
@@ -121,10 +125,6 @@ class ScaleRows(ScaleElements, ops=ScaleGradientDescriptor.ops()):
             found[f"{name}_strides"] = strides
         return {**found, "extents": extents((shape[a] for a in axes), False)}
 
-    def stores_vectors(self) -> bool:
-        """Whether the gradient can be stored by vectors. Where it cannot, loads by vectors gain nothing."""
-        return self.rows.vector_bytes(self.desc.operand("dx")) >= LEAST_VECTOR
-
     def programs(self) -> int:
         return super().programs() if self.scatters() else self.rows.programs(self.tile)
 
@@ -135,5 +135,5 @@ class ScaleRows(ScaleElements, ops=ScaleGradientDescriptor.ops()):
     def supports(self, target: Target) -> Support:
         return SUPPORTED if self.desc.input_shape else Support.no("a scalar has no rows")
 
-    def us(self, target: Target) -> float:
-        return 1.2 * super().us(target)  # addresses are computed, and loads may be narrow
+    def rank(self, target: Target) -> float:
+        return 1.2 * super().rank(target)  # addresses are computed, and loads may be narrow

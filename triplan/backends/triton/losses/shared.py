@@ -54,8 +54,10 @@ class LossEntry(Entry):
         self.few = rows_of(desc).count <= min(CHUNK, 32 * CHUNK_WARPS)
         super().__init__(desc)
         self.version = 2 if desc.reduced else 1
-        #: Chunks of rows that are reduced, and the rows of each.
-        self.parts, self.each = self.chunks()
+        #: Rows of each chunk that is reduced, and the chunks.
+        count = self.rows.count
+        self.each = self.sum_tile().block if self.few else max(-(-count // (MOST_CHUNKS * CHUNK)), 1) * CHUNK
+        self.parts = max(-(-count // self.each), 1)
 
     def arguments(self) -> dict[str, Arg]:
         args, desc = super().arguments(), self.desc
@@ -78,13 +80,6 @@ class LossEntry(Entry):
         }
 
     # --- sums over rows ---
-
-    def chunks(self) -> tuple[int, int]:
-        """``parts`` and ``each``."""
-        if self.few:
-            return 1, self.sum_tile().block
-        each = max(-(-self.rows.count // (MOST_CHUNKS * CHUNK)), 1) * CHUNK
-        return max(-(-self.rows.count // each), 1), each
 
     def reduces(self) -> bool:
         """Whether ``main`` reduces the rows' losses too."""

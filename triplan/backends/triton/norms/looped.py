@@ -38,6 +38,7 @@ CACHED_SHARE = 0.05
 class NormLooped(LoopedRows, NormEntry, ops=OPS):
     def __init__(self, desc: NormDescriptor) -> None:
         super().__init__(desc)
+        self.which = LOOPED if self.tile.rows == 1 else CROSSED
         if self.backward and self.rows.vectors and not self.gradients:
             self.cached_share = CACHED_SHARE
 
@@ -46,7 +47,7 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
         where neighbours are adjacent in memory, if there are enough of them."""
         r, size, centred, operands = self.rows, self.element.itemsize, self.centred, len(self.read_first)
         if r.across and not r.has_many():
-            return r.block_tile(operands, alone=True)
+            return r.lone_tile(r.operands, operands)
         if self.backward:
             return r.loop_tile(32 if centred and size < 8 else 16, operands)
         if operands > 1:
@@ -63,10 +64,10 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
                 per_us = MANY_PER_US
             us = max(us + LOOP_US, self.single_us(per_us))
             if not r.vectors and not self.backward:
-                us = max(us, LAUNCH_US + BLOCK_US * r.blocks(tile))
+                us = max(us, BLOCK_US * r.blocks(tile))
             elif not r.vectors and r.n > LONG:
-                us = max(us, LAUNCH_US + r.n / ALONE_PER_US)
-        return us + (self.accumulate_us(target) if self.gradients else 0.0)
+                us = max(us, r.n / ALONE_PER_US)
+        return us + (LAUNCH_US + self.accumulate_us(target) if self.gradients else 0.0)
 
     def partials_tile(self) -> Tile:
         return self.tile if self.tile.rows > 1 else super().partials_tile()
@@ -77,10 +78,9 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
     def constants(self) -> dict[str, Any]:
         return {**super().constants(), "FULL": self.rows.n % (self.tile.block * self.unroll()) == 0}
 
+    def most_registers(self) -> int:
+        spills = self.tile.rows == 1 and not self.backward and self.element is ElementKind.F64
+        return registers_for(self.tile, 1) if spills else 0
+
     def main(self) -> list[Launch]:
-        alone = self.tile.rows == 1
-        kernel = (LOOPED if alone else CROSSED)[self.backward]
-        # (Left alone, ptxas may spill a few registers of f64's to fit another program.)
-        spills = alone and not self.backward and self.element is ElementKind.F64
-        accumulated = [self.accumulate()] if self.gradients else []
-        return [self.launch(kernel, registers=registers_for(self.tile, 1) if spills else 0), *accumulated]
+        return [*super().main(), *([self.accumulate()] if self.gradients else [])]

@@ -6,7 +6,6 @@ Backward, programs stay for several groups of rows, and accumulate the gradients
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Arg, Launch
-from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows_entries import WholeRows
 from triplan.backends.triton.common.tiles import Tile, registers_for, waves_us
@@ -20,7 +19,7 @@ LONG = 8192
 #: Elements of a tile backward where each has an address of its own: 16 warps, as few loads of each are on their way.
 GAPPED = 4096
 #: Elements a microsecond backward, bound by instructions, where no vectors are loaded: of 16 bits in tiles of at most
-#: FEW_ROWS rows, in others; wider ones, and f64. (From drawn problems on an H200.)
+#: FEW_ROWS rows, in others; of f32, and of f64. (From drawn problems on an H200.)
 FEW_ROWS, SINGLE_PER_US = 4, (3.7e5, 3e5, 2e5, 1.2e5)
 #: Microseconds of reducing a gradient's sums of more than 4 rows, and of more than 8, through shared memory, between
 #: more than 4 warps, at a program's end.
@@ -59,45 +58,37 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
     versions, sku_version = (2, 5), 2  # divided rows with a residual have other tiles
 
     def __init__(self, desc: NormDescriptor) -> None:
-        self.residual = getattr(desc, "residual", False)
         super().__init__(desc)
-        #: Elements of a piece of a row.
-        self.piece = self.lanes_of_row() * self.rows.together if self.divided() else self.tile.block
-        self.version = 6 if self.divided() else self.version
+        if self.divided():
+            self.version = 6
+        else:
+            self.piece = self.tile.block
 
     def divided(self) -> bool:
         return self.backward and self.rows.begins_anywhere(ceil_power(self.rows.n), DIVIDED_FROM)
-
-    def lanes_of_row(self) -> int:
-        """Threads that share a row, of those that are divided."""
-        block = ceil_power(self.rows.n)
-        few, several = FEW_LANES
-        return min(max(block // EACH, min(2 * block // EACH, several), few), block // self.rows.together)
 
     def pieces(self) -> int:
         return max(-(-self.rows.n // self.piece), 1)
 
     def divided_tile(self) -> Tile | None:
-        lanes, block = self.lanes_of_row(), ceil_power(self.rows.n)
+        block, together = ceil_power(self.rows.n), self.rows.together
+        few, several = FEW_LANES
+        #: Threads that share a row; elements of a piece of it, and those that a thread has of the row.
+        self.lanes = min(max(block // EACH, min(2 * block // EACH, several), few), block // together)
+        self.piece = self.lanes * together
+        self.each_of_row = self.pieces() * together
         how = 2 if not self.gradients else int(block > SHORT)
-        warps, several = max(WARPS[how], lanes // 32), max(SEVERAL[how] // ceil_power(self.each_of_row()), 1)
+        warps, several = max(WARPS[how], self.lanes // 32), max(SEVERAL[how] // ceil_power(self.each_of_row), 1)
         halves = [several >> i for i in range(several.bit_length())]
-        tiles = [Tile(count * (32 * warps // lanes), block, warps) for count in halves]
-        fitting = [tile for more in (self.residual, False) for tile in tiles if self.fits(tile, more)]
-        return fitting[0] if fitting else None
-
-    def each_of_row(self) -> int:
-        """Elements of a row that a thread has, of those that are divided."""
-        together = self.rows.together
-        return -(-self.rows.n // (self.lanes_of_row() * together)) * together
+        tiles = [Tile(count * (32 * warps // self.lanes), block, warps) for count in halves]
+        return next((tile for more in (self.residual, False) for tile in tiles if self.fits(tile, more)), None)
 
     def fits(self, tile: Tile, more: bool) -> bool:
         """Whether registers hold of each row dout, x and the gradients' sums, and with ``more`` dsummed and where it
         lies; and the weights."""
-        several, each = tile.rows * self.lanes_of_row() // (32 * tile.warps), self.each_of_row()
-        held = each * ((2 + len(self.gradients) + more) * several + 1) * self.compute.itemsize // 4
-        held += 2 * several if more else 0
-        return held <= HELD * registers_for(tile, 1)
+        several = tile.rows * self.lanes // (32 * tile.warps)
+        held = self.each_of_row * ((2 + len(self.gradients) + more) * several + 1) * self.compute.itemsize // 4
+        return held + (2 * several if more else 0) <= HELD * registers_for(tile, 1)
 
     def find_tile(self) -> Tile | None:
         if self.divided():
@@ -132,22 +123,17 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
             each *= len(self.moved) / 2 if r.crossed else 1.0
             return super().us(target) + (each if tile.rows > 1 else 0.0)
         us = waves_us(self.sums, self.each * tile.rows * sum(self.traffic()) * r.sectors(tile.rows), target)
+        wide, held = self.element.itemsize // 4, self.pieces() * self.piece
         if self.divided():
-            narrow, alone = self.element.itemsize == 2, not self.gradients
-            per_us = DIVIDED_PER_US[alone if narrow else 3 if self.element is ElementKind.F64 else 2]
-            us = max(us, LAUNCH_US + r.count * self.pieces() * self.piece / per_us)
-            each *= self.pieces() * self.piece / tile.block
-            beside = min(max(tile.warps * 32 // self.lanes_of_row(), 1), tile.warps)  # warps that have own rows
+            us = max(us, r.count * held / DIVIDED_PER_US[wide + 1 if wide else not self.gradients])
+            each *= held / tile.block
+            beside = min(max(tile.warps * 32 // self.lanes, 1), tile.warps)  # warps that have own rows
             sums = len(self.gradients) * self.pieces() * (1 + tile.warps * beside / SUMS_CONFLICT)
             return us + DIVIDED_ELEMENT_US * each + SUMS_US * sums
         if not r.vectors:
-            few, several, *wide = SINGLE_PER_US
-            per_us = few if tile.rows <= FEW_ROWS else several
-            if self.element.itemsize > 2:
-                per_us = wide[self.element is ElementKind.F64]
-            us = max(us, LAUNCH_US + r.count * tile.block / per_us)
+            us = max(us, r.count * held / SINGLE_PER_US[wide + 1 if wide else tile.rows > FEW_ROWS])
         elif 4 * r.n <= 3 * tile.block:
-            us = LAUNCH_US + IDLE * (us - LAUNCH_US)
+            us *= IDLE
         reduced = REDUCE_US[tile.rows > 8] * len(self.gradients) if tile.rows > 4 and tile.warps > 4 else 0.0
         few = each <= FEW_EACH and (r.unit or r.crossed)
         return us + (0.0 if few else BACKWARD_ELEMENT_US * each) + reduced
@@ -163,7 +149,7 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         if not self.backward:
             # Rows of which a program's threads hold one vector each; all rows, where no vectors are loaded.
             abreast = max(32 * tile.warps * r.vector(tile) // tile.block, 1) if r.vectors else tile.rows
-            full, once = r.n == tile.block, self.mean_is_one_sum()
+            full, once = r.n == tile.block, self.mean_is_one_sum
             return [self.launch(kernels.norm_rows_kernel, FULL=full, ABREAST=min(abreast, tile.rows), ADDS_UP=once)]
         # Where a warp holds whole rows of vectors, and two sums, a program takes more than half of the registers, but
         # so few more that ptxas, left alone, may spill to fit a second program; so it may where there is no second one.

@@ -7,6 +7,7 @@ fixed order, without atomics.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from triplan.backends.runtime.launch import Arg, Float, Int, Launch
@@ -33,8 +34,6 @@ FOLD_US = 3.0
 #: Microseconds of a group of rows in ``norm_parameters_kernel``, which waits for memory. (From drawn problems on an
 #: H200.)
 GROUP_US = 0.6
-#: Factor on the time of elements that no vector holds, by bytes of an element.
-WIDE = {2: 1, 4: 2, 8: 4}
 #: Columns of a block at most in which 16-bit elements accumulate exactly in f32, and in which their number times the 14
 #: leading bits of their mean is exact.
 SHORT = 1024
@@ -54,10 +53,13 @@ class NormEntry(Entry):
     versions: ClassVar[tuple[int, int]] = (2, 2)
 
     def __init__(self, desc: NormDescriptor) -> None:
-        self.centred = desc.op.startswith("layer_norm")
+        self.centred, self.residual = desc.op.startswith("layer_norm"), getattr(desc, "residual", False)
         #: The gradients of weight and bias that are computed.
         self.gradients = [o.name for o in desc.operands() if o.name in PARTIALS]
         super().__init__(desc)
+        #: Whether the mean of a row that the tile holds whole comes from one sum, which is all but exact.
+        narrow = self.element.itemsize == 2 and not self.residual
+        self.mean_is_one_sum = self.centred and narrow and self.rows.n <= self.tile.block <= SHORT
         #: What accumulates the gradients reads this tile at a time, of so many blocks of columns.
         self.shared = self.partials_tile()
         self.column_blocks = -(-self.rows.n // self.shared.block)
@@ -81,11 +83,6 @@ class NormEntry(Entry):
     def numerics(self) -> str | None:
         found, branch = super().numerics(), getattr(self.desc, "branch_element", None)
         return found if found is None or branch is None else f"{found}.{branch}"
-
-    def mean_is_one_sum(self) -> bool:
-        """Whether the mean of a row that the tile holds whole comes from one sum, which is all but exact."""
-        narrow = self.element.itemsize == 2 and not getattr(self.desc, "residual", False)
-        return self.centred and narrow and self.rows.n <= self.tile.block <= SHORT
 
     # --- gradients of weight and bias ---
 
@@ -118,12 +115,11 @@ class NormEntry(Entry):
         which stays is not defined (racecheck).
         """
         args, programs = {"blocks": Int(self.column_blocks)}, self.sums * self.column_blocks
-        return self.launch(norm_parameters_kernel, programs, self.shared, args, registers, fuses=False)
+        return replace(self.launch(norm_parameters_kernel, programs, self.shared, args, registers), fuses=False)
 
     def accumulate_us(self, target: Target) -> float:
         nbytes = self.each * self.shared.rows * self.traffic()[0] / max(self.column_blocks, 1)
-        us = self.reducing_us(self.sums * self.column_blocks, nbytes, target)
-        return max(us, card.LAUNCH_US + GROUP_US * self.each)
+        return max(self.reducing_us(self.sums * self.column_blocks, nbytes, target), GROUP_US * self.each)
 
     def arrays(self) -> dict[str, int]:
         """Partial sums. (No rows have one all the same: no kernel reads it, but one is given its address.)"""
@@ -143,9 +139,8 @@ class NormEntry(Entry):
         return [*super().launches(target), self.launch(norm_fold_kernel, len(self.folded) * blocks, tile, args)]
 
     def single_us(self, per_us: float) -> float:
-        """Microseconds at ``per_us`` elements each, of 16 bits, where no vectors are loaded."""
-        elements = WIDE[self.element.itemsize] * self.rows.count * self.rows.n
-        return 0.0 if self.rows.vectors else card.LAUNCH_US + elements / per_us
+        """Microseconds where no vectors are loaded: each takes ``per_us`` elements of 16 bits, or fewer wider ones."""
+        return 0.0 if self.rows.vectors else self.element.itemsize // 2 * self.rows.count * self.rows.n / per_us
 
     def rank(self, target: Target) -> float:
         nbytes = self.nbytes(*NormEntry.arrays(self).values())
@@ -178,7 +173,7 @@ class NormEntry(Entry):
         n, depth = self.rows.n, self.tile.additions(self.rows.n)
         roundings = (3 if self.centred else 2) * (depth + 12)
         if self.centred:
-            once = math.ceil(2 * depth * math.sqrt(2 * n)) if self.mean_is_one_sum() else 0
+            once = math.ceil(2 * depth * math.sqrt(2 * n)) if self.mean_is_one_sum else 0
             roundings += max(6 * depth + 16, once)
         relative = o.name in ("rstd", "norm", "summed") or self.desc.op in ("rms_norm", "l2_norm")
         # The root of n squares lacks those that vanish.

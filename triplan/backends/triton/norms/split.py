@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.rows_entries import TurnedSplit
 from triplan.backends.triton.common.tiles import Tile, registers_for
 from triplan.backends.triton.norms import split_kernels as kernels
@@ -19,7 +18,6 @@ from triplan.sku import ElementKind, Target
 
 #: Elements a microsecond where no vectors are loaded, forward and backward: of rows with gaps, and of others.
 SINGLE_PER_US = ((2.5e5, 0.9e5), (4.2e5, 2.1e5))
-
 #: Microseconds that programs take longer backward where no vectors are loaded, of rows of more than SHORT_ROW elements,
 #: with gradients of weight or bias or where rows lie in several ways. From drawn problems on an H200.
 ODD_US = 1.5
@@ -31,7 +29,7 @@ LATER_US = 0.5
 
 
 class NormSplit(TurnedSplit, NormEntry, ops=OPS):
-    versions, overlaps = (3, 5), True
+    versions, overlaps, held = (3, 5), True, (1, 2)
     turned_per_us = (1700.0, 1450.0, 1450.0)  # from drawn problems on an H200
     sku_version = 2  # of many blocks, several rows are taken together, and merged apart
     pairs = (
@@ -42,9 +40,6 @@ class NormSplit(TurnedSplit, NormEntry, ops=OPS):
 
     def find_tile(self) -> Tile:
         return self.partials_tile() if self.backward else super().find_tile()
-
-    def held(self) -> int:
-        return 2 if self.backward else 1
 
     def partials_tile(self) -> Tile:
         return self.tiles[0] if self.tiles[0].rows > 1 else super().partials_tile()
@@ -63,7 +58,7 @@ class NormSplit(TurnedSplit, NormEntry, ops=OPS):
         return self.accumulate_us(target) if self.backward else super().reduce_us(target)
 
     def us(self, target: Target) -> float:
-        us = max(super().us(target), LAUNCH_US + self.busy_us(self.programs(), target))
+        us = max(super().us(target), self.busy_us(self.programs(), target))
         if self.tiles[1].rows == 1:
             padded = self.blocks() * self.tile.block / max(self.rows.n, 1) if self.backward else 1.0
             us = max(us, self.single_us(SINGLE_PER_US[self.rows.unit][self.backward] / padded))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import LAUNCH_US, SM_WARPS
 from triplan.backends.triton.common.offsets import ceil_power
-from triplan.backends.triton.common.rows_entries import LoopedRows
+from triplan.backends.triton.common.rows_entries import Entry, LoopedRows
 from triplan.backends.triton.common.tiles import Tile, registers_for, warps_for
 from triplan.backends.triton.scans import looped_kernels as kernels
 from triplan.backends.triton.scans.shared import ALONG_PER_US, BACKWARD, GROUPED_FROM, SCANS, ScanEntry
@@ -90,22 +90,24 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
         us, wide = super().us(target), self.compute.itemsize // 4
         if self.is_ahead() and self.without_vectors():
             step = AHEAD_STEP_US * wide + self.step_us()
-            us = max(us, LAUNCH_US + self.step_us() + LOOP_US + step * (waves * steps - 1))
+            us = max(us, self.step_us() + LOOP_US + step * (waves * steps - 1))
         else:
             us += LOOP_US + (STEP_US + self.step_us()) * (waves * steps - 1)
         held = steps * self.tile.rows * self.tile.block
         if self.tile.rows == 1:  # the busiest multiprocessor
-            return max(us, self.scanned_us(-(-self.programs() // sms) * sms * held))
+            return max(us, self.scanned_us(-(-self.programs() // sms) * sms * held) - LAUNCH_US)
         way = self.reversed()
-        us = max(us, LAUNCH_US + WARP_STEP_US * self.tile.warps * (REVERSED_STEP if way else 1.0) * steps)
+        us = max(us, WARP_STEP_US * self.tile.warps * (REVERSED_STEP if way else 1.0) * steps)
         held *= self.programs()
         if self.rows.across:
-            return max(us, held / ACROSS_PER_US[self.element.itemsize] * (REVERSED_ACROSS if way else 1.0))
+            across_us = held / ACROSS_PER_US[self.element.itemsize] * (REVERSED_ACROSS if way else 1.0)
+            return max(us, across_us - LAUNCH_US)
         gaps = any(o.is_written and not o.layout.packed and o.layout.unit_axis is None for o in self.rows.operands)
         each = wide * held / (ALONG_PER_US if self.writes_across() else CROSSED_PER_US)
-        return max(us, each * (GAPS if gaps else 1.0))
+        return max(us, each * (GAPS if gaps else 1.0) - LAUNCH_US)
 
 
 class BackwardLooped(ScanLooped, ops=BACKWARD):
+    elements = Entry.elements
     along = False
     sku_version = 1

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from triplan.backends.triton.common.card import L2_BYTES, LAUNCH_US
-from triplan.backends.triton.common.rows_entries import WholeRows
+from triplan.backends.triton.common.rows_entries import Entry, WholeRows
 from triplan.backends.triton.common.tiles import Tile, warps_for
 from triplan.backends.triton.scans import rows_kernels as kernels
-from triplan.backends.triton.scans.shared import OPS, ScanEntry
+from triplan.backends.triton.scans.shared import BACKWARD, SCANS, ScanEntry
 from triplan.sku import Target
 
 #: Time relative to the estimate if tiles write parts of sectors: cumprod_backward of 1046496 x 128 bf16 whose dx is
@@ -21,7 +21,7 @@ FEW_WARPS = 4
 SINGLY = (0.9, 1.15)
 
 
-class ScanRows(WholeRows, ScanEntry, ops=OPS):
+class ScanRows(WholeRows, ScanEntry, ops=SCANS):
     which = (kernels.scan_rows_kernel, kernels.cumprod_backward_rows_kernel)
 
     def find_tile(self) -> Tile | None:
@@ -38,11 +38,16 @@ class ScanRows(WholeRows, ScanEntry, ops=OPS):
         if self.rows.unit:
             held = self.programs() * self.tile.rows * self.tile.block
             apart = self.singly() and self.group() == 1
-            us = max(us, self.scanned_us(held) * (SINGLY[self.tile.warps > FEW_WARPS] if apart else 1.0))
+            slower = SINGLY[self.tile.warps > FEW_WARPS] if apart else 1.0
+            us = max(us, self.scanned_us(held) * slower - LAUNCH_US)
         written = [o for o in self.rows.operands if o.is_written]
         partly = self.rows.crossed and self.tile.rows < self.rows.beside()
         if partly and any(o.layout.unit_axis not in (None, self.rows.axis) for o in written):
-            once = LAUNCH_US + self.step_us()
+            once = self.step_us()
             cached = sum(o.nbytes for o in written) <= L2_BYTES
             return once + (us - once) * (PARTLY_CACHED if cached else PARTLY)
         return us
+
+
+class BackwardRows(ScanRows, ops=BACKWARD):
+    elements = Entry.elements

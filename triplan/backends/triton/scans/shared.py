@@ -14,7 +14,6 @@ from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee, Target
 #: The ops that also take integers.
 SCANS = ("cumsum", "cumprod")
 BACKWARD = ("cumprod_backward",)
-OPS = (*SCANS, *BACKWARD)
 #: Elements of a tile at most, so that a few f32 arrays of its size fit into registers. Untuned.
 MOST = 4096
 #: Microseconds of an element of a thread that is loaded by itself; backward and reversed twice as long. From drawn
@@ -43,16 +42,13 @@ class ScanEntry(Entry):
     program_us = 2.5
     #: Whether the compiler moves elements to other threads where it converts them.
     moves: ClassVar[bool] = True
+    elements = (*Entry.elements, "i64")
     late = ("x", "dout", "out")  # each element is read once, by the launch that writes the results
     sku_version = 2  # bits of rows that no vectors are loaded of (``group``, tiles), and of few rows side by side
 
     def __init__(self, desc: ScanDescriptor | CumprodBackwardDescriptor) -> None:
         super().__init__(desc)
         self.version = 2 if self.group() > 1 else 1
-
-    @classmethod
-    def elements_of(cls, op: str) -> tuple[str, ...]:
-        return (*super().elements_of(op), *(("i64",) if op in SCANS else ()))
 
     def most(self) -> int:
         """Elements of a tile at most."""
@@ -72,7 +68,8 @@ class ScanEntry(Entry):
         return bool(getattr(self.desc, "reverse", False))
 
     def scanned_us(self, held: float) -> float:
-        """Microseconds of scans of tiles of ``held`` elements of one row each, if instructions are the limit."""
+        """Microseconds, with their launch, of scans of tiles of ``held`` elements of one row each, if instructions are
+        the limit."""
         singly = self.singly()
         if self.backward or not (singly or self.reversed()):
             return 0.0

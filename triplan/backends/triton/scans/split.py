@@ -43,7 +43,7 @@ class ScanSplit(SplitRows, ScanEntry, ops=SCANS):
         if self.writes_across() and not r.has_many() and r.lanes > r.neighbours // 2 and r.n >= LONG:
             rows = min(2 * r.neighbours, ceil_power(r.lanes))
             return Tile(rows, GROUPED_FROM, warps_for(rows * GROUPED_FROM, self.compute.itemsize))
-        block = min(self.rows.block_tile(alone=True).block, self.most())
+        block = min(r.lone_tile(r.operands, 1).block, self.most())
         return Tile(1, block, warps_for(block, self.element.itemsize))
 
     def invariant(self) -> bool:
@@ -73,16 +73,16 @@ class ScanSplit(SplitRows, ScanEntry, ops=SCANS):
         count, row = self.rows.count, self.rows.sectors(rows) * self.rows.n * self.element.itemsize
         once = self.reducing_us(programs, rows * row / self.blocks(), target)
         passes, fixed = PRODUCTS if self.desc.op == "cumprod" else 2, LAUNCH_US + self.step_us()
-        us = passes * (once - fixed) + 2 * fixed + again_us(count * row) + LAUNCH_US
+        us = passes * (once - self.step_us()) + 2 * fixed + again_us(count * row)
         us = max(us, once + self.scanned_us(count * self.blocks() * self.tile.block) * (passes - 1))
         r = self.rows
         if rows > 1:
             held = programs * rows * self.tile.block * self.compute.itemsize / 4
-            return max(us, 2 * fixed + passes * held / ALONG_PER_US)
+            return max(us, 2 * fixed + passes * held / ALONG_PER_US - LAUNCH_US)
         if not (r.across or r.crossed):
             return us
         apart = r.across and r.lanes * self.element.itemsize >= SECTOR
-        return max(us, count * r.n / (ACROSS_PER_US if apart else CROSSED_PER_US))
+        return max(us, count * r.n / (ACROSS_PER_US if apart else CROSSED_PER_US) - LAUNCH_US)
 
     def main(self) -> list[Launch]:
         blocks, programs = self.blocks(), self.programs()

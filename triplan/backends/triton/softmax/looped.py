@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.softmax import looped_kernels as kernels
@@ -43,7 +41,8 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
         r, narrow = self.rows, self.element.itemsize == 2
         cached = self.backward or (narrow and r.n > CACHED_FROM and r.count >= CACHED_ROWS)
         self.cached_share = CACHED_SHARE[cached and (r.vectors or self.shifted())]
-        self.version = 3 if self.shifted() else 2
+        if self.shifted():
+            self.which, self.version = (None, kernels.softmax_backward_shifted_kernel), 3
 
     def shifted(self) -> bool:
         """Whether programs read vectors from the one on that a row begins in: all operands' rows begin alike."""
@@ -67,21 +66,17 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
         if self.tile.rows == 1 and not r.vectors:
             estimated = not self.shifted() or r.n <= SHIFTED_FROM
             if estimated and r.unit and (narrow or not self.backward or self.long()):
-                us = LAUNCH_US + ODD_ROWS[self.backward] * (us - LAUNCH_US)
+                us *= ODD_ROWS[self.backward]
             if not self.backward:
-                us = max(us, LAUNCH_US + r.n / SINGLE_PER_US[r.unit])
+                us = max(us, r.n / SINGLE_PER_US[r.unit])
             if r.is_strided():
                 held, written = r.count * r.blocks(self.tile) * self.tile.block, (o for o in r.operands if o.is_written)
-                us = max(us, LAUNCH_US + held / GAPPED_PER_US[not all(map(r.is_along, written))])
+                us = max(us, held / GAPPED_PER_US[not all(map(r.is_along, written))])
         return us + LOOP_US
+
+    def unroll(self) -> int:
+        return self.rows.unroll(self.tile, 4 if not self.backward else 2 if self.rows.vectors else 1)
 
     def constants(self) -> dict[str, Any]:
         vector = {"VECTOR": 16 // self.element.itemsize} if self.shifted() else {}
         return {**super().constants(), **vector}
-
-    def main(self) -> list[Launch]:
-        return [self.launch(kernels.softmax_backward_shifted_kernel)] if self.shifted() else super().main()
-
-    def unroll(self) -> int:
-        most = 4 if not self.backward else 2 if self.rows.vectors else 1
-        return self.rows.unroll(self.tile, most)

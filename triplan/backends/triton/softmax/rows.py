@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows import Rows
 from triplan.backends.triton.common.rows_entries import MOST_NARROW, WholeRows, flat_rows_of
@@ -41,10 +39,8 @@ GAPPED_PER_US = 3.6e5
 #: and bytes that such a program loads at least, if it has few warps: smaller ones leave memory idle.
 MOST_BESIDE, SHORT_BYTES = 256, 4096
 #: Time of long rows that leave a quarter or more of the lanes empty, relative to the estimate, forward and backward: if
-#: there are more rows than multiprocessors. From drawn problems on an H200.
-IDLE = (1.07, 1.15)
-#: The shortest tile of such rows. From the same problems.
-IDLE_FROM = 8192
+#: there are more rows than multiprocessors. And the shortest tile of such rows. From drawn problems on an H200.
+IDLE, IDLE_FROM = (1.07, 1.15), 8192
 #: Of tiles whose rows are adjacent in some operands alone: elements that a program has in a microsecond, but for the
 #: first LATENT ones; and elements of a multiprocessor in one, forward and backward (half as many in tiles of more than
 #: CROSSED_TILE). (From drawn problems on an H200.)
@@ -60,12 +56,13 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
 
     def __init__(self, desc: AnySoftmaxDescriptor) -> None:
         super().__init__(desc)
-        divided = self.divided()
         #: Elements of a part of a row.
-        self.part = self.find_part() if divided else self.tile.block
-        short = self.rows.across and self.tile.rows > self.rows.neighbours
-        divided_version = 7 if self.part > self.tile.block // PARTS else 4
-        self.version = 6 if self.exchanged() else divided_version if divided else 5 if short else 2
+        self.part = self.find_part() if self.divided() else self.tile.block
+        if self.exchanged():
+            self.version = 6
+            self.which = (kernels.softmax_packed_kernel, kernels.softmax_backward_packed_kernel)
+        elif self.divided():
+            self.version = 7 if self.part > self.tile.block // PARTS else 4
 
     def find_rows(self, desc: RowsDescriptor) -> Rows:
         """Rows that lie among others are numbered row-major: those of a program then share sectors of memory. (Where no
@@ -112,7 +109,6 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         return super().find_tile()
 
     def most_registers(self) -> int:
-        # (Left alone, ptxas may spill a few registers of a tile of few rows to fit another program.)
         few = self.tile == self.few_rows(self.tile.block)
         return registers_for(self.tile, 1) if few else super().most_registers()
 
@@ -120,22 +116,17 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         us, tile = super().us(target), self.tile
         full = self.programs() > target.sm_count
         if full and self.rows.vectors and tile.block >= IDLE_FROM and 4 * self.rows.n <= 3 * tile.block:
-            us = LAUNCH_US + IDLE[self.backward] * (us - LAUNCH_US)
+            us *= IDLE[self.backward]
         if self.exchanged():
             us += EXCHANGED_US[self.backward] * self.rows.n
         if self.rows.is_strided() and tile.rows == 1:
             alone = -(-self.programs() // target.sm_count) * self.gapped_us()
-            return max(us, LAUNCH_US + max(alone, self.programs() * tile.block / GAPPED_PER_US))
+            return max(us, alone, self.programs() * tile.block / GAPPED_PER_US)
         if not self.rows.crossed or tile.rows == 1:
             return us
         alone = (tile.rows * tile.block - LATENT) / CROSSED_EACH
         per_us = CROSSED_PER_US[self.backward] / (2 if tile.rows * tile.block > CROSSED_TILE else 1)
-        busy = self.tiles_us(tile, self.programs(), per_us, target, 0.0)
-        return max(us, LAUNCH_US + max(alone, busy))
+        return max(us, alone, self.tiles_us(tile, self.programs(), per_us, target, 0.0))
 
     def constants(self) -> dict[str, Any]:
         return {**super().constants(), "PIECES": max(-(-self.rows.n // self.part), 1), "BLOCK": self.part}
-
-    def main(self) -> list[Launch]:
-        which = kernels.softmax_backward_packed_kernel if self.backward else kernels.softmax_packed_kernel
-        return [self.launch(which)] if self.exchanged() else super().main()

@@ -5,7 +5,6 @@ Where programs write blocks of several rows of which each has many, a launch of 
 
 from __future__ import annotations
 
-from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.rows_entries import TurnedSplit
 from triplan.backends.triton.softmax import split_kernels as kernels
 from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
@@ -33,4 +32,4 @@ class SoftmaxSplit(TurnedSplit, SoftmaxEntry, ops=OPS):
         if not self.rows.is_strided():
             return us
         held = self.rows.count * self.blocks() * self.tile.block
-        return max(us, LAUNCH_US + self.later_us() + max(2 * self.gapped_us(), held / GAPPED_PER_US))
+        return max(us, self.later_us() + max(2 * self.gapped_us(), held / GAPPED_PER_US))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Int, Launch
+from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.tiles import fits_grid, waves_us
 from triplan.backends.triton.sorting import block_kernels as kernels
@@ -50,7 +51,7 @@ def rank(desc: Ordered, target: Target) -> float:
     moved = desc.n * desc.element.itemsize + kept_of(desc)[1] * (desc.element.itemsize + 8)
     digit_us = 32 * warps * items / SM_ORDERED_PER_US + warps * COUNTERS_US
     waves = -(-desc.rows // target.sm_count)
-    return waves_us(max(desc.rows, 1), moved, target) + waves * desc.element.itemsize * digit_us
+    return LAUNCH_US + waves_us(max(desc.rows, 1), moved, target) + waves * desc.element.itemsize * digit_us
 
 
 def _block(desc: Ordered, target: Target) -> list[Launch]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Int, Launch
+from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.tiles import fits_grid, waves_us
 from triplan.backends.triton.sorting import rows_kernels as kernels
@@ -51,7 +52,8 @@ def rank(desc: Ordered, target: Target) -> float:
     kept = kept_of(desc)[1]
     moved = (desc.n * desc.element.itemsize + kept * (desc.element.itemsize + 8)) * rows
     waves = -(-programs // target.sm_count)
-    return waves_us(programs, moved, target) + waves * rows * block * steps / SM_STEPS_PER_US[desc.element.itemsize]
+    sorting_us = waves * rows * block * steps / SM_STEPS_PER_US[desc.element.itemsize]
+    return LAUNCH_US + waves_us(programs, moved, target) + sorting_us
 
 
 def _rows(desc: Ordered, target: Target) -> list[Launch]:

@@ -43,7 +43,7 @@ def rank(desc: SearchSortedDescriptor, target: Target) -> float:
     slower = 1 if size <= L2_BYTES else 2
     return (
         waves_us(max(programs(desc), 1), moved / max(programs(desc), 1), target)
-        + LAUNCH_US
+        + 2 * LAUNCH_US
         + (slower * steps * SECTOR / L2_BYTES_PER_US)
     )
 
