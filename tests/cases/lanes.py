@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from types import SimpleNamespace
@@ -114,9 +114,12 @@ class Address:
         return known, found
 
 
+#: (predicate, whether it is negated, instruction, operands) of a line of PTX; a label is its own instruction.
+Instruction = tuple[str, bool, str, tuple[str, ...]]
+
+
 @cache
-def _instructions(text: str) -> tuple[tuple[str, bool, str, tuple[str, ...]], ...]:
-    """(predicate, whether it is negated, instruction, operands) of each line of PTX; a label is its own instruction."""
+def _instructions(text: str) -> tuple[Instruction, ...]:
     body = text.strip().removeprefix("{").removesuffix("}").replace(":", ":;")
     found = []
     for line in filter(None, map(str.strip, body.split(";"))):
@@ -134,8 +137,13 @@ def execute(text: str, operands: list[Any], bits: int, shared: Any, memory: Any)
     shape = operands[0].shape
     held = {f"${i}": values.astype(np.uint64) for i, values in enumerate([np.zeros(shape), *operands])}
     held.update((name, np.broadcast_to(mask, shape)) for name, mask in MASKS.items() if shape[-1] == 32)
-    lines = _instructions(text)
-    at = 0
+    found = _executed(_instructions(text), 0, held, shared, memory)
+    return found.astype(f"u{bits // 8}").view(f"i{bits // 8}")
+
+
+def _executed(lines: Sequence[Instruction], at: int, held: dict[str, Any], shared: Any, memory: Any) -> Any:
+    """$0 after the ``lines`` from ``at`` on. ``held``: the lanes' registers by name."""
+    shape = held["$0"].shape
     while at < len(lines):
         predicate, negated, op, names = lines[at]
         at += 1
@@ -155,8 +163,14 @@ def execute(text: str, operands: list[Any], bits: int, shared: Any, memory: Any)
         if op.endswith(":"):
             continue
         if kind == "bra":
-            assert runs.all() == runs.any(), "lanes part"
-            at = [op for _, _, op, _ in lines].index(f"{names[0]}:") if runs.all() else at
+            to = [op for _, _, op, _ in lines].index(f"{names[0]}:")
+            if runs.any() and not runs.all():  # lanes part, and do not meet again
+                result = np.empty(shape, np.uint64)
+                for own, begin in ((runs, to), (~runs, at)):
+                    registers = {n: values[own] for n, values in held.items()}
+                    result[own] = _executed(lines, begin, registers, shared, memory)
+                return result
+            at = to if runs.all() else at
             continue
         if kind in ("st", "red"):
             words, where = places(names[0])
@@ -181,7 +195,7 @@ def execute(text: str, operands: list[Any], bits: int, shared: Any, memory: Any)
         if not runs.all():
             result = np.where(runs, result, held.get(names[0], np.zeros(shape, result.dtype)))
         held[names[0]] = result if result.dtype == bool else result.astype(np.uint64)
-    return held["$0"].astype(f"u{bits // 8}").view(f"i{bits // 8}")
+    return held["$0"]
 
 
 def _language(program: int, shared: Any) -> dict[str, Any]:
@@ -196,8 +210,8 @@ def _language(program: int, shared: Any) -> dict[str, Any]:
             else:
                 given.append(arg.data)
         shape = np.broadcast_shapes(*(np.shape(g) for g in given))
-        # Of a tile, [warps, items, lanes], those of a warp work together; what waits, waits alone; else any number may.
-        together = {"warp" in text or "vote" in text: 32, "bra" in text: 1}.get(True, math.prod(shape))
+        # Of a tile, [warps, items, lanes], those of a warp work together; else any number may.
+        together = 32 if "warp" in text or "vote" in text else math.prod(shape)
         rows = [np.broadcast_to(g, shape).reshape(-1, together) for g in given]
         # What reaches memory comes after the rows before.
         parts = zip(*rows, strict=True) if ".shared" in text or ".global" in text else [rows]

@@ -10,11 +10,13 @@ from cases import H200, places
 from hypothesis import given, settings, strategies as st
 from proofs import target
 from replaying import replays_on_cpu
+from samples import SetConstant
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
 import triplan.nn
-from triplan.backends.triton.batch_norm.channels import divided_images
+from triplan.backends.triton.batch_norm import channels
+from triplan.backends.triton.batch_norm.channels import Geometry, divided_images
 from triplan.testing import check_plan, descriptors
 
 Tensor = torch.Tensor
@@ -254,6 +256,18 @@ def test_drawn_shapes_and_layouts(where: str, kernel: str | None, element: str, 
 LAST = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
 
 
+@pytest.fixture
+def few_programs(constant: SetConstant) -> None:
+    """Channels are divided among so few programs that each has several tiles of a small problem."""
+    for name in ("PROGRAMS_FORWARD", "PROGRAMS_BACKWARD"):
+        constant(channels, name, 66)
+
+
+def geometry_of(op: str, sizes: tuple[int, ...]) -> Geometry:
+    batch, of, pixels = sizes
+    return divided_images(tp.descriptor_types()[op](batch=batch, channels=of, pixels=pixels, element="f32"))
+
+
 @pytest.mark.parametrize("sizes", [(300, 24, 1), (5, 24, 30), (5, 3, 130), (2, 3, 1500), (70, 3, 17)])
 @pytest.mark.parametrize(("where", "kernel"), places("channels"))
 @pytest.mark.parametrize("fields", [{}, {"relu": True}, {"relu": True, "residual": True}], ids=["", "relu", "added"])
@@ -273,19 +287,26 @@ def test_parts_and_tiles(
     ids=["", "running", "added"],
 )
 @pytest.mark.parametrize("op", OPS[:2])
-def test_several_pixels_a_row(op: str, fields: dict[str, Any], where: str, kernel: str | None, rest: int) -> None:
+def test_several_pixels_a_row(
+    op: str, fields: dict[str, Any], where: str, kernel: str | None, rest: int, few_programs: None
+) -> None:
     """Pixels of odd channels, of which four begin at a vector; the last fill no row."""
-    check_channels(op, fields, where, kernel, (2176 + rest, 515, 1))
+    sizes = (640 + rest, 515, 1)
+    assert geometry_of(op, sizes).pixels == 4
+    assert 1 < geometry_of(op, sizes).parts < geometry_of(op, sizes).groups
+    check_channels(op, fields, where, kernel, sizes)
 
 
-@pytest.mark.parametrize("sizes", [(3, 530, 684), (5, 2, 1026)], ids=["several tiles a program", "short vectors"])
+@pytest.mark.parametrize("sizes", [(3, 35, 684), (5, 2, 1026)], ids=["several tiles a program", "short vectors"])
 @pytest.mark.parametrize(("where", "kernel"), places("channels"))
 @pytest.mark.parametrize("fields", [{}, {"relu": True, "residual": True}], ids=["", "added"])
 @pytest.mark.parametrize("op", OPS[:2])
 def test_rows_are_vectors_of_pixels(
-    op: str, fields: dict[str, Any], where: str, kernel: str | None, sizes: tuple[int, ...]
+    op: str, fields: dict[str, Any], where: str, kernel: str | None, sizes: tuple[int, ...], few_programs: None
 ) -> None:
     """Vectors of a channel's pixels, one image after the other; the last tile is not full."""
+    assert geometry_of(op, sizes).vector == (4 if sizes[1] == 35 else 2)
+    assert geometry_of(op, sizes).each == (2 if sizes[1] == 35 else 1)
     check_channels(op, fields, where, kernel, sizes)
 
 

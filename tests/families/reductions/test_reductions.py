@@ -305,8 +305,8 @@ GEOMETRIES: tuple[Any, ...] = (
     ((3, 690, 17), (1,), {"x": "strided"}),
     ((4, 6), (), {}),
     # Short lines of several points side by side.
-    ((4101, 3, 8), (1,), {}),
-    ((4101, 2, 8), (1,), {"out": "strided"}),
+    ((261, 3, 8), (1,), {}),
+    ((261, 2, 8), (1,), {"out": "strided"}),
     # One block, which lines fill or not, of lines that are held whole.
     ((3, 2048), (1,), {}),
     ((3, 1544), (1,), {}),
@@ -317,13 +317,15 @@ GEOMETRIES: tuple[Any, ...] = (
 @pytest.mark.parametrize(
     "where", [pytest.param("interpret", marks=pytest.mark.interpret), pytest.param("gpu", marks=pytest.mark.gpu)]
 )
-def test_every_geometry(where: str, geometry: Any) -> None:
+def test_every_geometry(where: str, geometry: Any, constant: SetConstant) -> None:
     shape, axes, layouts = geometry
+    constant(shared, "FLAT_POINTS", 256)
     elements = {"mean": "bf16", "amin": "f32", "max": "bf16", "argmin": "i32", "std": "f32", "logsumexp": "f32"}
     elements |= {"all": "bool", "count_nonzero": "f16", "aminmax": "bf16", "std_mean": "f32"}
     for op, element in elements.items():
         cls: Any = tp.descriptor_types()[op]
         desc = cls(op=op, element=element, input_shape=shape, reduce_axes=axes, layouts=layouts)
+        assert plan_of(desc).flat or shape[0] != 261 or op == "all"
         assert check_plan(tp.plan(desc, target=target(where)), runs=1).compared
 
 
@@ -344,11 +346,13 @@ def test_variances_far_from_zero(where: str) -> None:
 @pytest.mark.parametrize(
     "where", [pytest.param("interpret", marks=pytest.mark.interpret), pytest.param("gpu", marks=pytest.mark.gpu)]
 )
-@pytest.mark.parametrize(("op", "element"), [("sum", "bf16"), ("argmax", "f32"), ("std", "f32")])
-def test_many_chunks_are_merged_at_once(op: str, element: str, where: str, constant: SetConstant) -> None:
+@pytest.mark.parametrize(
+    ("op", "element", "n"), [("sum", "bf16", 132_003), ("argmax", "f32", 40_003), ("std", "f32", 40_003)]
+)
+def test_many_chunks_are_merged_at_once(op: str, element: str, n: int, where: str, constant: SetConstant) -> None:
     for name in ("WARPS", "CHUNK_TILES"):
         constant(shared, name, 1)
-    desc = tp.ReduceDescriptor(op=op, element=element, input_shape=(2, 150_003), reduce_axes=(1,))
+    desc = tp.ReduceDescriptor(op=op, element=element, input_shape=(2, n), reduce_axes=(1,))
     plan = tp.plan(desc, target=target(where))
     assert plan.launches[1].constexprs["BLOCK"] > 256
     assert check_plan(plan, runs=1).compared
@@ -426,14 +430,14 @@ def test_lines_that_begin_anywhere(op: str, element: str, n: int, where: str) ->
 @pytest.mark.parametrize(
     "where", [pytest.param("interpret", marks=pytest.mark.interpret), pytest.param("gpu", marks=pytest.mark.gpu)]
 )
-@pytest.mark.parametrize("shape", [(2, 259, 197), (300, 194)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 131, 101), (300, 194)], ids=str)
 @pytest.mark.parametrize(("op", "element"), [("sum", "bf16"), ("amax", "f16"), ("logsumexp", "bf16"), ("prod", "i16")])
 def test_columns_that_begin_between_vectors(
     op: str, element: str, shape: tuple[int, ...], where: str, constant: SetConstant
 ) -> None:
     """Whatever the address of x is. NaN and infinities stay in their column."""
-    constant(shared, "TURNED_LINE", 256)
-    constant(shared, "TURNED_SIDE", 128)
+    constant(shared, "TURNED_LINE", 128)
+    constant(shared, "TURNED_SIDE", 64)
     desc = tp.ReduceDescriptor(op=op, element=element, input_shape=shape, reduce_axes=(len(shape) - 2,))
     assert plan_of(desc).turns > 1
     x = drawn(*shape).to(desc.element.torch)
