@@ -244,7 +244,7 @@ def test_large_gradients_with_gaps_are_scaled(
     args = tp.ScaleGradientArgs(dloss=dloss, dx=store[:, ::2], unscaled=None if in_place else unscaled)
     plan = tp.plan(tp.ScaleGradientDescriptor.from_args(args, in_place=in_place), target=target(where))
     constants = plan.launches[0].constexprs  # of large gradients
-    assert (constants["BLOCK"] == 512) if in_place else (constants["ROWS"] == 256)
+    assert (constants["BLOCK"] == 512) if in_place else (constants["ROWS"] == 32)
     plan.run(args)
     assert torch.equal(store[:, ::2].cpu(), wanted)
     assert (store[:, 1::2] == 7).all()
@@ -393,7 +393,7 @@ def test_gradients_without_adjacent_elements_are_scaled_one_by_one() -> None:
     assert launch.grid == -(-5000 * 65 // int(launch.constexprs["BLOCK"]))
 
 
-@pytest.mark.parametrize(("n", "block"), [(10, 16), (24, 32), (64, 64), (65, 16), (90, 32), (1000, 64)])
+@pytest.mark.parametrize(("n", "block"), [(10, 64), (64, 64), (65, 128), (128, 128), (129, 64), (1000, 64)])
 def test_blocks_of_rows_that_lie_in_two_ways_suit_their_length(n: int, block: int) -> None:
     desc = build("scale_gradient", (1 << 22, n))
     desc = desc.replace(layouts={"unscaled": tp.Layout(kind="strided", alignment=16, unit_axis=0, stride_multiple=16)})

@@ -27,8 +27,6 @@ SEVERAL_US = 1.0
 #: there are fewer elements than SMALL, so that every multiprocessor has work. Untuned.
 ACROSS_TILES = (Tile(512, 8, 8), Tile(128, 8, 4))
 CROSSED_TILES = (Tile(64, 64, 8), Tile(32, 32, 4))
-#: Columns of the first of CROSSED_TILES at least, and lanes an element that are not worth fewer columns. Untuned.
-LEAST_CROSSED, IDLE = 16, 1.25
 #: (elements in all, elements of a thread) at most, and warps, where elements are scaled one by one. Untuned.
 POINTS, MOST_POINTS, POINT_WARPS = ((1 << 17, 1), (1 << 20, 2)), 4, 4
 
@@ -91,12 +89,11 @@ class ScaleRows(ScaleElements, ops=ScaleGradientDescriptor.ops()):
         return self.rows.whole_tile(BLOCK) or self.rows.block_tile()
 
     def crossed_tile(self) -> Tile:
-        """The first of CROSSED_TILES; of fewer columns where rows would leave many lanes of their last block idle, as
-        65 of 128."""
-        n, tile = self.rows.n, CROSSED_TILES[0]
-        halves = [tile.block >> i for i in range(tile.block.bit_length()) if tile.block >> i >= LEAST_CROSSED]
-        block = min(halves, key=lambda block: max(-(-n // block) * block, IDLE * n))
-        return Tile(tile.rows * tile.block // block, block, tile.warps)
+        """The first of CROSSED_TILES, or half of its rows where a block of twice its columns is a whole row: of 65
+        columns the second block has one."""
+        tile = CROSSED_TILES[0]
+        wider = 2 if tile.block < self.rows.n <= 2 * tile.block else 1
+        return Tile(tile.rows // wider, wider * tile.block, tile.warps)
 
     def scatters(self) -> bool:
         """Whether no two elements are promised adjacent in some operand: nothing is gained by tiles of rows, whose ends

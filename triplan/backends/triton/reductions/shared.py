@@ -67,6 +67,7 @@ from triplan.backends.triton.reductions.limits import (
     WARPS,
     WAVE_BLOCK,
     WAVE_BYTES,
+    WAVE_CHUNKS,
     WAVE_GROUP,
     WAVE_SHARE,
     WAVE_US,
@@ -219,7 +220,7 @@ class Plan(Loads):
             merging = OVERLAPPED_LAUNCH_US if chunks > 1 else 0
             return self.x.nbytes / (share * BYTES_PER_US) + count * WAVE_US + merging
 
-        possible = [waves(c) for c in range(1, min(self.n // least, RESIDENT) + 1)] if groups else []
+        possible = [waves(c) for c in range(1, min(self.n // least, WAVE_CHUNKS) + 1)] if groups else []
         possible = [w for w in possible if w[3] == 1 or self._between(w[2]) % FAR_APART != 0]
         best = min(possible, key=us, default=None)
         return best[2:] if best is not None and best[0] >= WAVE_SHARE else None

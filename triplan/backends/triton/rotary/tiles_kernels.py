@@ -50,6 +50,7 @@ def rotary_kernel(
     groups,
     q_groups,
     turned,
+    step,
     sign,
     scale,
     eps,
@@ -82,7 +83,8 @@ def rotary_kernel(
 
     There are ``blocks`` of TOKENS tokens, over all sequences, and ``groups`` of HEADS heads: ``q_groups``
     of q, then those of k, ``turned`` together, then those of v. With GROUPS_FIRST, neighbouring programs take the
-    groups of one block, otherwise the blocks of one group.
+    groups of one block, otherwise the blocks of one group. ``step`` is HEADS, but not known when this is compiled: else
+    some heads of odd rows would begin at more aligned places than others, and have other layouts.
     """
     pid = tl.program_id(0)
     if GROUPS_FIRST:
@@ -99,17 +101,17 @@ def rotary_kernel(
         slot = tl.load(slots[0] + _offset(slots[1], b, s), mask=live & (group >= q_groups), other=0)
         if group >= turned:
             at = _place(slot, owners, token, live, slot_count, page_size)
-            _copy_tile(v, (group - turned) * HEADS, b, s, live, at, v_dim, HEADS, COLUMNS)
+            _copy_tile(v, (group - turned) * step, b, s, live, at, v_dim, HEADS, COLUMNS)
             return
     position = s
     if POSITIONS:
         position = tl.load(positions[0] + _offset(positions[1], b, s), mask=live, other=0)
     # One path for q and k. Their heads are loaded before anything waits for a load.
     heads = q
-    head = group * HEADS
+    head = group * step
     if KEYS:
         heads = _heads_of(group < q_groups, q, k, NORM, CACHE)
-        head = tl.where(group < q_groups, group, group - q_groups) * HEADS
+        head = tl.where(group < q_groups, group, group - q_groups) * step
     loaded = _load(heads, head, b, s, live, half, rest, HEADS, BLOCK, REST, INTERLEAVED)
     pair = tl.arange(0, BLOCK)
     used = pair < half
