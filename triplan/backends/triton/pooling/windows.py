@@ -352,9 +352,9 @@ def build(desc: PoolProblem, target: Target) -> list[Launch]:
         which = kernels.average_backward_kernel
         args, constants = ({k: v for k, v in some.items() if k in which.arg_names} for some in (args, constants))
     # Left alone, ptxas spills registers to raise occupancy: of maxima from 4 bytes on, on sm_90a from 8 on; of their
-    # gradients in f32 on sm_90a.
+    # gradients in f32 on sm_90a; of tiles that threads exchange.
     hopper, size = target.arch is ArchSku.SM90A, desc.element.itemsize
-    left = not (largest and ((hopper and size == 4) if back else size > (4 if hopper else 2)))
+    left = not (found.crossed or (largest and ((hopper and size == 4) if back else size > (4 if hopper else 2))))
     most = None if left else card.MAX_THREAD_REGISTERS
     return [Launch(which, _programs(desc), args, constants, num_warps=found.warps, max_registers=most)]
 

@@ -217,8 +217,7 @@ class Plan(Loads):
 
         def us(found: tuple[float, int, int, int]) -> float:
             share, count, _, chunks = found
-            merging = OVERLAPPED_LAUNCH_US if chunks > 1 else 0
-            return self.x.nbytes / (share * BYTES_PER_US) + count * WAVE_US + merging
+            return self.x.nbytes / (share * BYTES_PER_US) + count * WAVE_US + (chunks > 1) * OVERLAPPED_LAUNCH_US
 
         possible = [waves(c) for c in range(1, min(self.n // least, WAVE_CHUNKS) + 1)] if groups else []
         possible = [w for w in possible if w[3] == 1 or self._between(w[2]) % FAR_APART != 0]
