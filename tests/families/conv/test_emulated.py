@@ -313,6 +313,7 @@ GROUPED: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "two": ((2, 144, 6, 5, 176, 3, 3), {"padding": (2, 2, 2, 2), "dilation": (2, 2), "groups": 2, "has_bias": True}),
     "strided": ((2, 144, 9, 10, 128, 3, 3), {"padding": (1, 1, 1, 1), "stride": (2, 2), "groups": 2, "has_bias": True}),
     "pointwise": ((2, 288, 5, 6, 192, 1, 1), {"groups": 3}),
+    "rows": ((2, 128, 20, 17, 128, 3, 3), {"padding": (1, 1, 1, 1), "groups": 2, "has_bias": True}),
 }
 
 

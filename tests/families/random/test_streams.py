@@ -156,6 +156,13 @@ def test_any_strides_have_the_packed_bits(op: str, where: str) -> None:
     assert plans == {"groups", "rows"}
 
 
+@pytest.mark.parametrize("shape", [(5, 0), (0, 5)])
+def test_results_without_elements_may_lie_transposed(shape: tuple[int, int]) -> None:
+    layouts = {"out": tp.Layout.strided(unit_axis=0)}
+    plan = tp.plan(tp.RandomDescriptor(op="normal", element="f32", out_shape=shape, layouts=layouts), target="h200")
+    assert not plan.launches
+
+
 @pytest.mark.parametrize("where", WHERE[1:])
 @pytest.mark.parametrize(("op", "element"), [("normal", "f32"), ("randint", "i64"), ("uniform", "bf16")])
 def test_threads_of_several_counters_have_the_packed_bits(

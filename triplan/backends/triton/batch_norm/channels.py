@@ -34,7 +34,8 @@ CHANNEL_BYTES, JOINED_BYTES = 128, 256
 #: where a program has numbers of many channels, so that all run at once. One number for all targets: tolerances depend
 #: on it.
 PROGRAMS_FORWARD, PROGRAMS_BACKWARD = 528, 396
-#: Tiles have the most rows that hold at most one in so many more than those that hold the fewest. Chosen on an H200.
+#: Whole tiles hold at most 1/HELD more rows, those behind the last image included, than tiles of the best height do. Of
+#: such heights the largest is taken. Chosen on an H200.
 HELD = 8
 #: Programs at most that share one block of columns. Untuned.
 MOST_PARTS = 512

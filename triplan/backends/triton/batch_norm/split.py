@@ -1,9 +1,9 @@
 """Kernel ``split``: gradients of long groups of channels, of which several programs share one.
 
 One launch sums each channel of each image, a *plane*; gradients of weight and bias and of x both follow from those
-sums, so that x and dout are read twice. Planes of few elements, in no vectors, or too many in a group are no unit: one
-launch sums parts of each group then, the next adds the parts and writes the gradients, beside those of ``groups`` for
-weight and bias.
+sums, so that x and dout are read twice. Where planes have few elements, cannot be read in vectors, or are too many in a
+group, one launch sums parts of each group instead. The next adds the parts and writes the gradient of x; those of
+weight and bias have the launches of ``groups``.
 """
 
 from __future__ import annotations

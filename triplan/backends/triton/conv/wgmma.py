@@ -48,9 +48,10 @@ HOPPER: dict[str, Any] = {
 _GLUON_ELEMENT = {ElementKind.F16: gl.float16, ElementKind.BF16: gl.bfloat16, ElementKind.F32: gl.float32}
 #: Rows of tiles that are computed together, for the L2 cache.
 GROUP = 8
-#: Groups at most, and channels and filters of one at least, as each has a launch of its own: if groups are small, one
-#: launch of ``tiles`` takes less time. Untuned.
-MOST_GROUPS, LEAST_OF_GROUP = 8, 64
+#: Groups at most: each has a launch of its own. Untuned.
+MOST_GROUPS = 8
+#: Channels and filters of a group at least: of smaller groups, one launch of ``tiles`` takes less time. Untuned.
+LEAST_OF_GROUP = 64
 #: Steps from which on tiles of large boxes are stored during the next: of fewer, this took longer on an H200.
 HELD_STEPS = 8
 #: (blocks of filters, blocks of channels under a tap) of tiles of the gradient of weight.

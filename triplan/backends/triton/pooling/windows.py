@@ -37,7 +37,7 @@ MANY, RESULTS = 1 << 17, (128, 256)
 #: Pixels, and channels at most, of a tile where channels of some operands are adjacent and pixels of others: each is
 #: accessed along what is adjacent, and threads exchange the tile. Untuned.
 CROSSED = (32, 32)
-#: One over the part of the bytes from which on such operands count. Untuned.
+#: Such a tile is taken if the operands of either kind have at least 1/CROSSED_PART of the bytes of the other. Untuned.
 CROSSED_PART = 8
 #: Elements of the tile of a single warp, which shares what it computes of a pixel among 2 to 8 channels a thread.
 WARP_AREA = 256

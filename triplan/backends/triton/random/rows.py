@@ -158,7 +158,7 @@ def is_aligned(outer: Sequence[Dim], shared: int) -> bool:
 
 
 def applies(desc: RandomDescriptor, target: Target) -> Support:
-    return fits(desc, geometry(desc).programs)
+    return fits(desc, geometry(desc).programs if desc.operand("out").numel else 0)
 
 
 def rank(desc: RandomDescriptor, target: Target) -> float:

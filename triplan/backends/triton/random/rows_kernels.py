@@ -112,6 +112,7 @@ def rows_kernel(
 
     A thread evaluates Philox once for the elements of a counter. Each row begins with the counter of its first element:
     ``skipped`` elements of that belong to what precedes. ALIGNED: index(r) is a multiple of a counter's elements.
+    SHIFTED: these are dropped by ``_write_shifted``, and tiles overlap by the elements of one counter.
     """
     keep(state)
     if SCALARS is not None:
