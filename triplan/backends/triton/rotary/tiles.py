@@ -203,7 +203,7 @@ def tiles(desc: AnyRotaryDescriptor, target: Target, owners: Arg = None) -> list
         "groups": Int(groups),
         "q_groups": Int(q_groups),
         "turned": None if cache is None else Int(turned),
-        "step": Int(tile.heads),
+        "step": Int(tile.heads, max(q_heads, desc.k_heads or 0) >= I32_LIMIT),
         "sign": Float(-1.0 if getattr(desc, "inverse", False) else 1.0, compute),
         "scale": Scalar("scale", compute, 1) if desc.table_rows is None else None,
         "eps": None if isinstance(desc, RotaryDescriptor) or desc.eps is None else Float(desc.eps, compute),
