@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import H200
+from cases import H200, compiles
 from proofs import target
 from samples import SetConstant
 
@@ -385,6 +385,15 @@ def test_long_columns_are_read_in_whole_waves(sms: int, chunks: int, where: str,
         assert plan_of(desc).chunks == len(plan.launches) == chunks
         assert plan.launches[0].constexprs["GROUP"] == WAVE_GROUP
         assert check_plan(plan, runs=1).compared
+
+
+@compiles
+@pytest.mark.parametrize("arch", ["sm80", "sm90a"])
+@pytest.mark.parametrize(("element", "shape"), [("f64", (4099, 4001)), ("f32", (200_003, 33))])
+def test_powers_of_narrow_columns_do_not_spill(element: str, shape: tuple[int, ...], arch: str) -> None:
+    where = tp.Target.sm80() if arch == "sm80" else tp.Target.sm90a()
+    desc = tp.ReduceDescriptor(op="vector_norm", element=element, input_shape=shape, reduce_axes=(0,), order=3.0)
+    assert [x.spill_bytes for x in tp.plan(desc, target=where).compile()] == [0, 0]
 
 
 #: (op, element, elements of a line): of more than a block, in one chunk and in several, beside a multiple of 16 bytes.

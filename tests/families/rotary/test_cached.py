@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from cases import places
+from cases import compiles, places
 from proofs import target
 from torch.distributed.tensor import Replicate, distribute_tensor
 
@@ -67,6 +67,15 @@ def test_determinism_costs_two_launches(required: dict[str, bool], kernel: str, 
     preference = tp.PlanPreference(**{"deterministic": False, **required})
     plan = tp.plan(described(), target=tp.Target.sm90a(), preference=preference)
     assert (plan.sku().kernel, len(plan.launches), plan.workspace_size()) == (kernel, launches, workspace)
+
+
+@compiles
+@pytest.mark.parametrize("kernel", ["tiles", "ordered"])
+def test_more_than_two_to_the_31st_slots(kernel: str) -> None:
+    """Of fewer tokens: a program takes heads of q, or of k, to places that have one type."""
+    desc = described(pages=1 << 29, page_size=5, out_of_bounds="error", table_rows=9, positions=True)
+    plan = tp.plan(desc, target=tp.Target.sm90a(), preference=tp.PlanPreference(kernel=kernel))
+    assert [x.spill_bytes for x in plan.compile()] == [0] * len(plan.launches)
 
 
 @pytest.mark.gpu

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from cases import FAST, places
+from cases import FAST, compiles, places
 from hypothesis import given, settings, strategies as st
 from proofs import target
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
+from triplan.backends.runtime.launch import Int
 from triplan.nn import RotaryEmbedding
 from triplan.testing import check_plan, descriptors
 
@@ -131,6 +132,17 @@ def test_more_than_two_to_the_31st_elements() -> None:
     found = F.rotary(q, cos=table, sin=table + 1, seq_dim=-3)
     assert found[-1, -1, 0].nonzero().tolist() == [[33]]
     assert found.count_nonzero().item() == 1
+
+
+@compiles
+@pytest.mark.parametrize(("heads", "keys"), [(2**31 + 5, None), (3, 2**31 + 5)])
+def test_more_than_two_to_the_31st_heads(heads: int, keys: int | None) -> None:
+    """A program multiplies its group by the heads of one in 64 bits."""
+    desc = tp.RotaryDescriptor(q_shape=(1, 1, heads, 2), k_heads=keys, table_rows=1, element="bf16")
+    plan = tp.plan(desc, target=tp.Target.sm90a())
+    (launch,) = plan.launches
+    assert launch.args["step"] == Int(4, wide=True)
+    assert plan.compile()[0].spill_bytes == 0
 
 
 @pytest.mark.parametrize("device", DEVICES)

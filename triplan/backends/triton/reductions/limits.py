@@ -96,6 +96,8 @@ SECTOR_LANES = 8
 #: Registers of a thread that loads 4 or 8 bytes of columns at a time: with more, an H200 does not hold BUSY programs of
 #: WARPS at a time, and the last few run by themselves.
 NARROW_REGISTERS = 64
+#: The same where powers are accumulated, which spill with fewer. Untuned: by the machine code alone.
+POWER_REGISTERS = 80
 #: Programs that are all resident on an H200 even if their threads take all registers: two a multiprocessor.
 RESIDENT = 264
 #: Blocks of a chunk at least, if lines are reduced side by side, by WARPS and by LONE_WARPS. Untuned.

@@ -56,6 +56,7 @@ from triplan.backends.triton.reductions.limits import (
     ONCE_HELD,
     ONCE_LONGEST,
     OWN_LINES,
+    POWER_REGISTERS,
     RESIDENT,
     SCATTERED,
     SECTOR_LANES,
@@ -383,7 +384,8 @@ class Plan(Loads):
         limit, sums of many odd rows or columns take longer. Lines of scattered elements have up to twice SCATTERED
         programs, which seldom need all registers: for so many the limit still helps. Columns of 4 or 8 bytes have few
         more than ptxas would take, with which all loads of a block are issued before it is accumulated; but two
-        accumulators of f64 would spill with so few. Programs of whole waves have as many as all of a wave leave them.
+        accumulators of f64 would spill with so few, and powers have more. Programs of whole waves have as many as all
+        of a wave leave them.
         """
         if self.waves:
             return registers_for(self.tile, 2 if self.light and self.groups() * self.chunks > SMS else 1)
@@ -396,7 +398,8 @@ class Plan(Loads):
             return MAX_THREAD_REGISTERS
         pairs = self.kind.accumulates in PAIRS and self.compute.itemsize > 4
         beside = narrow and self.across is not None and self.tree is None and not pairs
-        return NARROW_REGISTERS if beside and self.x.element.itemsize >= 4 and self.tile.warps == WARPS else None
+        most = POWER_REGISTERS if self.kind is OTHER_NORM else NARROW_REGISTERS
+        return most if beside and self.x.element.itemsize >= 4 and self.tile.warps == WARPS else None
 
     def taken(self, kernel: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         """Those of ``given`` that ``kernel`` takes."""

@@ -10,7 +10,7 @@ from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US, MAX_THREAD_REGISTERS
 from triplan.backends.triton.common.fill import fill_launch
-from triplan.backends.triton.common.offsets import I32_LIMIT, TL, bits, ceil_power, extent_int, layout, values
+from triplan.backends.triton.common.offsets import I32_LIMIT, TL, bits, ceil_power, layout, values
 from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.rotary import tiles_kernels as kernels
 from triplan.descriptors import (
@@ -176,7 +176,9 @@ def tiles(desc: AnyRotaryDescriptor, target: Target, owners: Arg = None) -> list
         return before
     tensors = {o.name: tensor(o) for o in desc.operands() if o.is_tensor}
     tokens, rest, compute = batch * sequence, length - 2 * desc.half, desc.element.compute
-    wide, cache = tokens >= I32_LIMIT, desc if isinstance(desc, CachedRotaryDescriptor) else None
+    cache = desc if isinstance(desc, CachedRotaryDescriptor) else None
+    # Places in q and in a cache have one type, as they are a program's by one condition.
+    wide = max(tokens, 0 if cache is None else cache.slots) >= I32_LIMIT
     keys, v_dim = "k_out" if cache is None else "k_cache", _columns(desc)
 
     def heads(count: int, *names: str) -> Arg:
@@ -194,14 +196,14 @@ def tiles(desc: AnyRotaryDescriptor, target: Target, owners: Arg = None) -> list
         "half": Int(desc.half, False, power_of_two_in(desc.half)),
         "rest": Int(rest, False, power_of_two_in(rest)),
         "table_rows": Int(desc.table_rows or 0, (desc.table_rows or 0) >= 2**31),
-        "slot_count": None if cache is None else extent_int(cache.slots),
-        "page_size": None if cache is None else Int(max(cache.page_size, 1), cache.slots >= 2**31),
+        "slot_count": None if cache is None else Int(cache.slots, wide),
+        "page_size": None if cache is None else Int(max(cache.page_size, 1), wide),
         "v_dim": None if cache is None else Int(v_dim, False, power_of_two_in(v_dim)),
         "blocks": Int(blocks),
         "groups": Int(groups),
         "q_groups": Int(q_groups),
         "turned": None if cache is None else Int(turned),
-        "step": Int(tile.heads),
+        "step": Int(tile.heads, max(q_heads, desc.k_heads or 0) >= I32_LIMIT),
         "sign": Float(-1.0 if getattr(desc, "inverse", False) else 1.0, compute),
         "scale": Scalar("scale", compute, 1) if desc.table_rows is None else None,
         "eps": None if isinstance(desc, RotaryDescriptor) or desc.eps is None else Float(desc.eps, compute),

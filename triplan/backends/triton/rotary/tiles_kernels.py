@@ -330,8 +330,8 @@ def _rotate(
 
     ``at``: where they are written along the first two axes of the result, and whether they are.
 
-    Each result, and each sum of two squares, is a rounded product and an explicit FMA, so that ptxas has no choice of
-    which product to contract.
+    Each result, and each sum of a square from the first half and one from the second, is a rounded product and an
+    explicit FMA, so that ptxas has no choice of which product to contract.
     """
     count, out = heads[0], heads[2]
     pair = tl.arange(0, BLOCK)[None, :]
