@@ -21,9 +21,9 @@ TILES, LARGE_TILE = ((1 << 16, 16, 64), (1 << 20, 32, 128)), (64, 256)
 #: The same of many elements of 8 bytes, chosen on an H200: in a large tile they take so many registers that one program
 #: is resident.
 WIDE_TILE = (32, 256)
-#: The same of up to BROAD_OPERANDS tensors of 2 bytes or less, functions of LIGHT nodes, which need few registers, and
-#: LARGE bytes of the result or more, if that takes at most WIDER times as many lanes: its rows are longer in memory.
-#: (From x + x.t() of 16384 x 16384 bf16 on an H200.)
+#: The same of up to BROAD_OPERANDS tensors of 2 bytes or less in vectors, functions of LIGHT nodes, which need few
+#: registers, and LARGE bytes of the result or more, if that takes at most WIDER times as many lanes: its rows are
+#: longer in memory. (From x + x.t() of 16384 x 16384 bf16 on an H200.)
 BROAD_TILE, BROAD_OPERANDS, LARGE, WIDER = (128, 512), 3, 1 << 26, 1.04
 LIGHT = {"operand", "number", "add", "sub", "mul", "neg", "abs", "maximum", "minimum"}
 #: Elements of a tile's side at most, where the other side is short. Untuned.
@@ -46,6 +46,8 @@ def _is_broad(desc: ElementwiseDescriptor, turned: int | None) -> bool:
     if turned is None or len(operands) > BROAD_OPERANDS or desc.operands()[-1].nbytes < LARGE:
         return False
     if any(o.element.itemsize > 2 for o in operands) or not LIGHT.issuperset(node[0] for node in desc.tree.nodes):
+        return False
+    if _accesses(desc, turned) > 0:  # (Where threads do not move vectors, addresses take registers, which spill.)
         return False
     sizes = found[turned].size, found[-1].size
     lanes, broad = (math.prod(-(-n // side) * side for n in sizes) for side in (LARGE_TILE[0], BROAD_TILE[0]))
