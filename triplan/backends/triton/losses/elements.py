@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from triplan.backends.runtime.launch import Arg, Int, Launch
 from triplan.backends.triton.common import bounds
@@ -27,7 +27,7 @@ RESIDENT = 4
 class ScaleElements(Entry, ops=ScaleGradientDescriptor.ops()):
     desc: ScaleGradientDescriptor
     name = "elements"
-    which: ClassVar[Sequence[Any]] = (kernels.scale_gradient_kernel,)
+    which: Sequence[Any] = (kernels.scale_gradient_kernel,)
     elementwise = True
 
     def find_tile(self) -> Tile:
