@@ -10,7 +10,7 @@ import triton.language as tl
 
 from triplan.backends.runtime.launch import Arg, Float, Int, Ptr, Scalar, power_of_two_in
 from triplan.backends.triton.common import expressions
-from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US, MAX_THREAD_REGISTERS, OVERLAPPED_LAUNCH_US, SMS
+from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US, MAX_THREAD_REGISTERS, SMS
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, divisor, ranked
 from triplan.backends.triton.common.strides import Along, in_memory, known_strides, row_tile, stride_arg
 from triplan.backends.triton.common.tiles import Tile, registers_for
@@ -68,10 +68,6 @@ from triplan.backends.triton.reductions.limits import (
     WARPS,
     WAVE_BLOCK,
     WAVE_BYTES,
-    WAVE_CHUNKS,
-    WAVE_GROUP,
-    WAVE_SHARE,
-    WAVE_US,
     WAVE_WARPS,
     WHOLE_ANY,
     WHOLE_HELD,
@@ -79,6 +75,7 @@ from triplan.backends.triton.reductions.limits import (
 )
 from triplan.backends.triton.reductions.loads import Loads
 from triplan.backends.triton.reductions.tiles_kernels import reduce_kernel
+from triplan.backends.triton.reductions.waves import divided
 from triplan.descriptors import ExpressionReductionDescriptor, Operand
 from triplan.descriptors.reductions import DEVIATIONS, ReductionProblem
 from triplan.sku import ElementKind
@@ -204,26 +201,7 @@ class Plan(Loads):
         plain = self.tree is None and self.across is not None and not self.flat and self.turns == len(self.reduced) == 1
         if not plain or item == 1 or self._aligned() < 16 or self.kind.accumulates in POSITIONS:
             return None
-        side, rows, least = self._side(), WAVE_BYTES // item, FEWEST_GROUPS * WAVE_BLOCK * WAVE_GROUP
-        groups = -(-side // rows) * (self.lanes // max(side, 1))
-
-        def waves(chunks: int) -> tuple[float, int, int, int]:
-            """(share of all reads and idle places that are reads, waves, chunk, chunks), if ``chunks`` are wanted."""
-            chunk = -(-self.n // (chunks * WAVE_BLOCK)) * WAVE_BLOCK
-            chunks = -(-self.n // chunk)
-            programs = groups * chunks
-            resident = SMS if programs <= SMS or not self.light else 2 * SMS
-            count = -(-programs // resident)
-            return self.lanes * self.n / (count * resident * rows * chunk), count, chunk, chunks
-
-        def us(found: tuple[float, int, int, int]) -> float:
-            share, count, _, chunks = found
-            return self.x.nbytes / (share * BYTES_PER_US) + count * WAVE_US + (chunks > 1) * OVERLAPPED_LAUNCH_US
-
-        possible = [waves(c) for c in range(1, min(self.n // least, WAVE_CHUNKS) + 1)] if groups else []
-        possible = [w for w in possible if w[3] == 1 or self._between(w[2]) % FAR_APART != 0]
-        best = min(possible, key=us, default=None)
-        return best[2:] if best is not None and best[0] >= WAVE_SHARE else None
+        return divided(self.n, self.lanes, self._side(), item, self.light, self._between)
 
     def _tile(self) -> Tile:
         item, n, count = self.x.element.itemsize, max(self.n, 1), len(self.reads)
