@@ -9,6 +9,16 @@ from triplan.backends.runtime.jit import jit
 
 
 @jit
+def scaled_tiles(tiles, factor, IN_PLACE: tl.constexpr):
+    """``tiles``; 0 with IN_PLACE and a ``factor`` of 1, which change nothing."""
+    last = tiles
+    if IN_PLACE:
+        if factor == 1.0:
+            last = tiles * 0
+    return last
+
+
+@jit
 def scale_gradient_kernel(
     dloss, unscaled, dx, numel, tiles, IN_PLACE: tl.constexpr, COMPUTE: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -20,11 +30,7 @@ def scale_gradient_kernel(
     because few programs then end sooner than many. Whole blocks have no mask: one would end between two vectors.
     """
     factor = tl.load(dloss).to(COMPUTE)
-    last = tiles
-    if IN_PLACE:
-        if factor == 1.0:
-            last = tiles * 0
-    for tile in range(tl.program_id(0), last, tl.num_programs(0)):
+    for tile in range(tl.program_id(0), scaled_tiles(tiles, factor, IN_PLACE), tl.num_programs(0)):
         start = (tl.zeros((), tl.int64) + tile) * BLOCK
         at = start + tl.arange(0, BLOCK)
         if start + BLOCK <= numel:

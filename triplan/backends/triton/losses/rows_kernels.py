@@ -29,6 +29,7 @@ from triplan.backends.triton.losses.cross_entropy_kernels import (
     store_target,
     weighted_sum,
 )
+from triplan.backends.triton.losses.elements_kernels import scaled_tiles
 from triplan.backends.triton.losses.shared_kernels import class_value, load_targets, row_share
 
 
@@ -182,11 +183,7 @@ def scale_gradient_rows_kernel(
     """
     factor = tl.load(dloss).to(COMPUTE)
     columns = tl.cdiv(n, BLOCK)
-    last = tiles
-    if IN_PLACE:
-        if factor == 1.0:
-            last = tiles * 0
-    for tile in range(tl.program_id(0), last, tl.num_programs(0)):
+    for tile in range(tl.program_id(0), scaled_tiles(tiles, factor, IN_PLACE), tl.num_programs(0)):
         group = tile // columns
         outer, lane = group_lanes(group, blocks, lanes, sizes, ROWS)
         col = (tile % columns) * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -218,11 +215,7 @@ def scale_gradient_points_kernel(
     IN_PLACE and ``tiles`` see ``scale_gradient_rows_kernel``.
     """
     factor = tl.load(dloss).to(COMPUTE)
-    last = tiles
-    if IN_PLACE:
-        if factor == 1.0:
-            last = tiles * 0
-    for tile in range(tl.program_id(0), last, tl.num_programs(0)):
+    for tile in range(tl.program_id(0), scaled_tiles(tiles, factor, IN_PLACE), tl.num_programs(0)):
         point = tile * BLOCK + tl.arange(0, BLOCK)
         live = point < numel
         v = tl.load(unscaled + unravel(point, extents, unscaled_strides), mask=live, other=0.0).to(COMPUTE)

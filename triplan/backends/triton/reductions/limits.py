@@ -48,7 +48,8 @@ FEWEST_GROUPS = 4
 #: of 16 bits, by runs that are not published.
 WAVE_BYTES, WAVE_BLOCK, WAVE_WARPS, WAVE_GROUP = 128, 64, 16, 8
 #: What the beginning and the end of a wave take, in microseconds; and which share of the places of all waves has
-#: elements at least. Untuned. Chunks at most: of 33, merging them took longer than what waves saved.
+#: elements at least. Untuned. Chunks at most: many take longer to merge than waves save (by runs that are not
+#: published).
 WAVE_US, WAVE_SHARE, WAVE_CHUNKS = 1.0, 0.8, 4
 #: FEW where at least MANY programs reduce lines that begin at multiples of 16 bytes. Untuned.
 FEW_OF_MANY, MANY = 128, 256
