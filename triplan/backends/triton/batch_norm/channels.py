@@ -35,7 +35,7 @@ CHANNEL_BYTES, JOINED_BYTES = 128, 256
 #: on it.
 PROGRAMS_FORWARD, PROGRAMS_BACKWARD = 528, 396
 #: Whole tiles hold at most 1/HELD more rows, those behind the last image included, than tiles of the best height do. Of
-#: such heights the largest is taken. Chosen on an H200.
+#: such heights the largest is taken. Chosen on an H200, by runs that are not published.
 HELD = 8
 #: Programs at most that share one block of columns. Untuned.
 MOST_PARTS = 512

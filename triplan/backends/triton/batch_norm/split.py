@@ -36,7 +36,8 @@ from triplan.sku import PrecisionGuarantee, Support, Target
 
 #: Programs that share a group, at most. Untuned.
 MOST_SPLITS = 256
-#: Bytes of an operand that a program holds of planes: 16 for each of its threads. Chosen on an H200.
+#: Bytes of an operand that a program holds of planes: 16 for each of its threads. Chosen on an H200,
+#: by runs that are not published.
 PLANE_BYTES = 4096
 #: Elements of a plane at least, and planes of a group at most, whose sums each program of that group reads. Untuned.
 LEAST_PLANE, MOST_PLANES = 32, 1024

@@ -167,7 +167,9 @@ def _joined(c: Padded) -> bool:
 def _adjacent(c: Padded) -> bool:
     """Whether the channels of the copy are adjacent in the operand too."""
     o = c.operand
-    return c.axis == o.shape[2] * o.shape[3] == 1 if o.layout.packed else o.layout.unit_axis == c.axis
+    if o.layout.packed:
+        return c.axis == 1 and o.shape[2] == o.shape[3] == 1
+    return o.layout.unit_axis == c.axis
 
 
 def _tile(c: Padded) -> tuple[int, int]:
