@@ -31,6 +31,7 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
                 found = cls(op=op, element=element, **({"count": n} if op == "arange" else {"out_shape": (n,)}))
                 yield found
                 yield found.replace(layouts={"out": "strided"})
+                yield found.replace(layouts={"out": tp.Layout(alignment=found.element.itemsize)})
         return
     if op == "join":
         for element in ("i8", "bf16", "f32", "f64"):
@@ -61,6 +62,9 @@ def asks(desc: Any, entry: str, name: str) -> Patterns:
         if name == "interleave_kernel":
             return (rf"st\.global(?:{VECTORS})",), ("shared",)
         return ((rf"ld\.global(?:{VECTORS})", rf"st\.global(?:{VECTORS})") if whole else (), ())
+    if desc.op in ("fill", "arange"):
+        o = desc.operand("out")
+        return ((rf"st\.global(?:{VECTORS})",) if o.layout.packed and o.numel >= 2**20 else (), ())
     if desc.op != "copy":
         return (), ()
     whole = desc.input_shape == SHAPES[0] and desc.result is desc.element and desc.operand("out").layout.packed

@@ -43,7 +43,8 @@ def _vectors(start, step, row_at, vector, live, columns, NUMBER_TYPE, CAST, VECT
     column = vector - before
     value = _numbers(start, step, column + lane, NUMBER_TYPE, CAST, OUT)
     whole = live & (column >= 0) & (column + VECTOR <= columns)
-    tl.store(tl.multiple_of(row_at - before, (16, 16)) + vector + lane, value, mask=whole)
+    # Of one row, row_at - before is a scalar in all but shape; Triton fails to compile a hint of two axes on it.
+    tl.store(tl.multiple_of(row_at - before + vector, (16, 16)) + lane, value, mask=whole)
 
 
 @jit
