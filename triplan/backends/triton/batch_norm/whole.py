@@ -99,7 +99,8 @@ def build(desc: BatchNormBackwardDescriptor, target: Target) -> list[Launch]:
     if desc.channels == 0:
         return []
     found = tiles(desc)
-    given = {**arguments(desc, geometry(desc)), "across": Int(found.across), "steps": Int(found.each) if found.each > 1 else None}
+    steps = Int(found.each) if found.each > 1 else None
+    given = {**arguments(desc, geometry(desc)), "across": Int(found.across), "steps": steps}
     tile = {"LAST": found.last, "COMPUTE": TL[desc.element.compute], "ROWS": found.height, "BLOCK": found.block}
     return [launch(batch_norm_whole_kernel, found.blocks, given, found.warps, TRAINING=desc.training, **tile)]
 

@@ -1,5 +1,6 @@
-"""Kernel ``converted``: copies operands from channels first to channels last, weights of FMAs to features last, and runs
-``tiles`` on the copies.
+"""Kernel ``converted``: copies operands from channels first to channels last, and runs ``tiles`` on the copies.
+
+Weights of FMAs are copied with features last: threads then read them from different banks of shared memory.
 
 ``entries`` makes such a kernel of any other.
 """

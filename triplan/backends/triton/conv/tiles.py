@@ -40,8 +40,9 @@ FLAT_US = 4e-4
 #: bytes: no copy of 2 bytes runs while tiles are multiplied; and those that it writes. From drawn problems on an H200.
 RAGGED_PER_US = {2: 2700, 4: 2400, 8: 2000}
 WRITTEN_PER_US = 4700
-#: Elements that one warp reads in a microsecond one by one, if no other program reads. From drawn problems on an H200.
-ALONE_PER_US = 300
+#: Elements that one warp reads in a microsecond one by one, if no other program reads; and of the gradient of weight in
+#: steps of one tap, which find the addresses once for each pixel. From drawn problems on an H200.
+ALONE_PER_US = {False: 300, True: 800}
 #: Microseconds of one multiprocessor for an element of the result beside the steps: addresses, and the store. From
 #: drawn problems on an H200.
 RESULT_US = 3.5e-4
@@ -252,7 +253,8 @@ class Tiles:
         products = self._products(desc) * tile.m * tile.n * terms
         rate = TERAFLOPS[desc.multiplicands].get(target.arch, 1.0)
         if by_fma(desc):
-            rate = min(rate, FMA_TERAFLOPS[along_features(desc)] * min(tile.n / 64, 1.0))  # narrow tiles have few sums a thread
+            # Narrow tiles have few sums a thread.
+            rate = min(rate, FMA_TERAFLOPS[along_features(desc)] * min(tile.n / 64, 1.0))
         rate *= TERA_PER_US
         if target.arch is ArchSku.SM90A:  # wgmma takes 64 rows; fewer are multiplied as on older cards
             rate *= min(tile.m, 64) / 64
@@ -262,7 +264,8 @@ class Tiles:
             work *= SCATTERED[desc.element.itemsize]
         steps, launched = products // (tile.m * tile.n * tile.k), max(self.programs(desc), 1)
         ragged = self._ragged(desc) / RAGGED_PER_US[desc.element.itemsize]
-        alone = self._ragged(desc) / (ALONE_PER_US * tile.warps)
+        one_tap = shared.of_weight(desc) and not self._flat(desc)
+        alone = self._ragged(desc) / (ALONE_PER_US[one_tap] * tile.warps)
         work = max(work, steps * ragged / target.sm_count)
         written = next(o for o in desc.operands() if o.is_written)
         loose = not shared.of_weight(desc) and not _whole(written)
