@@ -143,9 +143,9 @@ def conv2d_tiles_kernel(
         at = images + offset(y, source_strides[2]) + offset(x, source_strides[3])
         at = at + offset(channel, source_strides[1])[None, :]
         found = in_pixels & in_rows & in_columns & inside[None, :]
-        if source.dtype.element_ty.primitive_bitwidth == 16:
+        if BLOCK_M == 16:
             a = load_near(at, found, (source_strides[3], source_strides[1]))
-        else:  # no branch: such loads run while the tiles before are multiplied
+        else:  # no branch: it doubles the registers of large tiles, and may keep loads from running beside products
             a = tl.load(at, mask=found, other=0.0)
         at = filters + offset(channel, weight_strides[0 if TRANSPOSED else 1])[:, None]
         if FLAT:
@@ -159,7 +159,11 @@ def conv2d_tiles_kernel(
         acc += tl.load(bias + offset(whole, bias_stride), mask=feature < features, other=0.0).to(ACC)[None, :]
     at = out + (offset(image, out_strides[0]) + offset(row, out_strides[2]) + offset(column, out_strides[3]))[:, None]
     at = at + offset(whole, out_strides[1])[None, :]
-    store_near(at, acc.to(out.dtype.element_ty), in_pixels & in_features, (out_strides[3], out_strides[1]))
+    value, found = acc.to(out.dtype.element_ty), in_pixels & in_features
+    if BLOCK_M == 16:
+        store_near(at, value, found, (out_strides[3], out_strides[1]))
+    else:
+        tl.store(at, value, mask=found)
 
 
 @jit
