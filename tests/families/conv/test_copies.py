@@ -25,13 +25,18 @@ def test_padded_copies(extents: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(copies, "JOINED", 1)
     x = torch.randn(extents)
     channels, columns = extents[1], extents[3]
-    packed = tp.Layout()
-    lasts = (None, tp.Layout.strided(unit_axis=1), tp.Layout.strided(order=(0, 2, 3, 1)))
-    for last, role, (left, right) in itertools.product(lasts, ("input", "output"), ((0, 0), (3, 2))):
+    last = x.to(memory_format=torch.channels_last).clone()
+    views = (
+        (tp.Layout(), x),
+        (tp.Layout.strided(unit_axis=1), last),
+        (tp.Layout.strided(order=(0, 2, 3, 1)), last),
+        (tp.Layout.strided(), last.repeat_interleave(2, 1).contiguous(memory_format=torch.channels_last)[:, ::2]),
+        (tp.Layout.strided(), x.repeat_interleave(2, 3)[..., ::2]),
+    )
+    for (layout, own), role, (left, right) in itertools.product(views, ("input", "output"), ((0, 0), (3, 2))):
         if role == "output" and right:
             continue
-        own = x.to(memory_format=torch.channels_last).clone() if last else x
-        o = tp.Operand("x", tp.descriptors.Role(role), tp.ElementKind.F32, extents, layout=last or packed)
+        o = tp.Operand("x", tp.descriptors.Role(role), tp.ElementKind.F32, extents, layout=layout)
         (plain,) = copies.plain({o: 1})
         copy = plain._replace(columns=columns + left + right, left=left)
         launch = copies.launch(copy)
@@ -39,7 +44,7 @@ def test_padded_copies(extents: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
         wanted = torch.nn.functional.pad(x, added).contiguous(memory_format=torch.channels_last)
         held = wanted.clone() if role == "output" else torch.full_like(wanted, torch.nan)
         assert copy.strides == held.stride() or extents[2:] == (1, 1)
-        memory = {"x": torch.full_like(own, torch.nan) if role == "output" else own}
+        memory = {"x": torch.empty_strided(own.shape, own.stride()).fill_(torch.nan) if role == "output" else own}
 
         def value(arg: Any, memory: dict[str, Tensor] = memory, held: Tensor = held) -> Any:
             if isinstance(arg, tuple):

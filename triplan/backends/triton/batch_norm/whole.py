@@ -25,8 +25,11 @@ from triplan.sku import PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact
 
 #: Bytes of neighbouring channels of a tile, where they are adjacent: fewer than of ``channels``, so that programs are
-#: more; of these the most with which walks are shortest. Untuned.
+#: more; of these the most with which walks are shortest, or the fewest if all programs run at once. Untuned.
 CHANNEL_BYTES = (64, 32, 16)
+#: Elements of a thread, and warps of a program at most, where few programs leave the card idle: each thread then waits
+#: for fewer elements, one after another. Untuned.
+FEW_ELEMENTS, MOST_WARPS = 4, 8
 #: Tiles of a program at most. Untuned.
 MOST_TILES = 16
 #: Microseconds that a program takes for one tile in both walks. Measured on an H200: 1.4 to 3.7. Running statistics
@@ -51,14 +54,24 @@ def waves(found: Geometry, sms: int) -> int:
     return -(-found.blocks // (max(RESIDENT_WARPS // found.warps, 1) * sms))
 
 
+def in_more_warps(found: Geometry) -> Geometry:
+    """``found`` with more warps, if there is a multiprocessor for each program."""
+    if found.blocks > card.SMS:
+        return found
+    most = min(found.height * found.block // (32 * FEW_ELEMENTS), MOST_WARPS)
+    return found._replace(warps=max(most, found.warps))
+
+
 @fact
 def tiles(desc: BatchNormBackwardDescriptor) -> Geometry:
     """As of ``channels``, but a program has all rows: ``each`` is the number of its tiles."""
     found = geometry(desc)
     if not found.last:
-        return found._replace(blocks=desc.channels, each=found.groups * found.across, parts=1)
-    each = (across_channels(desc, found, nbytes) for nbytes in CHANNEL_BYTES)
-    return min(each, key=lambda one: waves(one, card.SMS) * one.each)._replace(parts=1)
+        return in_more_warps(found._replace(blocks=desc.channels, each=found.groups * found.across, parts=1))
+    each = [across_channels(desc, found, nbytes)._replace(parts=1) for nbytes in CHANNEL_BYTES]
+    walks = [waves(one, card.SMS) * one.each for one in each]
+    shortest = [one for one, n in zip(each, walks, strict=True) if n == min(walks)]
+    return in_more_warps(shortest[-1] if shortest[-1].blocks <= card.SMS else shortest[0])
 
 
 def supports(desc: BatchNormBackwardDescriptor, target: Target) -> Support:
@@ -86,7 +99,8 @@ def build(desc: BatchNormBackwardDescriptor, target: Target) -> list[Launch]:
     if desc.channels == 0:
         return []
     found = tiles(desc)
-    given = {**arguments(desc, geometry(desc)), "across": Int(found.across), "steps": Int(found.each)}
+    steps = Int(found.each) if found.each > 1 else None
+    given = {**arguments(desc, geometry(desc)), "across": Int(found.across), "steps": steps}
     tile = {"LAST": found.last, "COMPUTE": TL[desc.element.compute], "ROWS": found.height, "BLOCK": found.block}
     return [launch(batch_norm_whole_kernel, found.blocks, given, found.warps, TRAINING=desc.training, **tile)]
 
@@ -98,6 +112,6 @@ kernel(
     supports=supports,
     rank=rank,
     guarantee=guarantee,
-    version=2,  # tiles of fewer channels
+    version=3,  # more warps; each thread adds its own elements first
     layout=layout,
 )(build)

@@ -11,7 +11,7 @@ Formulas, tiles and operands are those of ``channels``; tiles lie one after anot
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
-from triplan.backends.triton.batch_norm.channels_kernels import of_channel, parameter_of, passed_on, read, write
+from triplan.backends.triton.batch_norm.channels_kernels import parameter_of, passed_on, read, write
 from triplan.backends.triton.common.overlap import begin
 
 
@@ -25,6 +25,13 @@ def position(step, rows, exists, pixels, across, LAST: tl.constexpr, ROWS: tl.co
     else:
         pixel += step % across * BLOCK
     return row, pixel, exists & (row < rows) & (pixel < pixels)
+
+
+@jit
+def of_channels(v, LAST: tl.constexpr):
+    """The sum of a tile's elements for each of its channels: [1, BLOCK], or a scalar without LAST: then each thread
+    adds its own before threads exchange any."""
+    return tl.sum(v, 0, keep_dims=True) if LAST else tl.sum(v)
 
 
 @jit
@@ -61,7 +68,7 @@ def batch_norm_whole_kernel(
 
     Without TRAINING dx = dout * rstd * weight. With ``out``, the result of relu, dout is 0 where that is; so it is
     written to ``dresidual``, if there is one.
-    ``steps``: tiles of a program.
+    ``steps``: tiles of a program; None is one, whose elements stay in registers between the walks.
     """
     begin(OVERLAPS)
     channel = tl.program_id(0)
@@ -75,7 +82,8 @@ def batch_norm_whole_kernel(
         scale = scale * parameter_of(weight, channel, exists, COMPUTE)
     a = tl.zeros((ROWS, BLOCK), COMPUTE)
     b = tl.zeros((ROWS, BLOCK), COMPUTE)
-    for step in range(steps):
+    g, v = a, a
+    for step in range(1 if steps is None else steps):
         row, pixel, mask = position(step, rows, exists, pixels, across, LAST, ROWS, BLOCK)
         g = read(dout, dout_strides, row, channel, pixel, inner, mask).to(COMPUTE)
         v = read(x, x_strides, row, channel, pixel, inner, mask).to(COMPUTE)
@@ -86,7 +94,7 @@ def batch_norm_whole_kernel(
             write(dx, dx_strides, row, channel, pixel, inner, g * scale, mask)
         a += g
         b += g * ((v - m) * r)
-    total, projection = of_channel(a, LAST), of_channel(b, LAST)
+    total, projection = of_channels(a, LAST), of_channels(b, LAST)
     if dbias is not None:
         tl.store(dbias + channel, total.to(dbias.dtype.element_ty), mask=exists)
     if dweight is not None:
@@ -94,10 +102,11 @@ def batch_norm_whole_kernel(
     if TRAINING:
         count = tl.full((), rows, COMPUTE) * tl.full((), pixels, COMPUTE)
         total, projection = total / count, projection / count
-        for step in range(steps):
+        for step in range(1 if steps is None else steps):
             row, pixel, mask = position(step, rows, exists, pixels, across, LAST, ROWS, BLOCK)
-            g = read(dout, dout_strides, row, channel, pixel, inner, mask).to(COMPUTE)
-            v = read(x, x_strides, row, channel, pixel, inner, mask).to(COMPUTE)
-            g = passed_on(g, out, out_strides, row, channel, pixel, inner, mask)
+            if steps is not None:
+                g = read(dout, dout_strides, row, channel, pixel, inner, mask).to(COMPUTE)
+                v = read(x, x_strides, row, channel, pixel, inner, mask).to(COMPUTE)
+                g = passed_on(g, out, out_strides, row, channel, pixel, inner, mask)
             g = (g - total - (v - m) * r * projection) * scale
             write(dx, dx_strides, row, channel, pixel, inner, g, mask)

@@ -1,5 +1,7 @@
 """Kernel ``converted``: copies operands from channels first to channels last, and runs ``tiles`` on the copies.
 
+Weights of FMAs are copied with features last: threads then read them from different banks of shared memory.
+
 ``entries`` makes such a kernel of any other.
 """
 
@@ -80,9 +82,13 @@ def entries(
     )
 
 
-def _channels_first(desc: Conv2dProblem) -> dict[Operand, int]:
-    return {o: 1 for o in shared.channels_apart(desc) if o.layout.packed}
+def _gaining(desc: Conv2dProblem) -> dict[Operand, int]:
+    """Operands with channels first; of FMAs also weights, whose features then are adjacent."""
+    found = {o: 1 for o in shared.channels_apart(desc) if o.layout.packed}
+    if tiles.by_fma(desc) and desc.groups == 1 and not tiles.along_features(desc):
+        found[desc.operand("weight")] = int(shared.of_input(desc))
+    return found
 
 
 # As tiles, whose bits it has.
-entries(tiles.TILED, "converted", _channels_first, whole=False, priority=1, weight={"version": 2})
+entries(tiles.TILED, "converted", _gaining, whole=False, priority=1, weight={"version": 2})

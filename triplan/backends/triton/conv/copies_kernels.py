@@ -7,7 +7,7 @@ import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.overlap import begin
-from triplan.backends.triton.conv.shared_kernels import offset
+from triplan.backends.triton.conv.shared_kernels import load_near, offset, store_near
 
 
 @jit
@@ -56,7 +56,9 @@ def conv2d_copy_kernel(
     found = (at < source_columns) if left is None else (at >= 0) & (at < source_columns)
     read = source + offset(image, source_strides[0]) + offset(row, source_strides[2])
     read = read + offset(at, source_strides[3])[:, None] + offset(channel, source_strides[1])[None, :]
-    tile = tl.load(read, mask=found[:, None] & (channel < source_channels)[None, :], other=0)
+    inside = found[:, None] & (channel < source_channels)[None, :]
+    tile = load_near(read, inside, (source_strides[3], source_strides[1]))
     to = out + offset(image, out_strides[0]) + offset(row, out_strides[2])
     to = to + offset(column, out_strides[3])[:, None] + offset(channel, out_strides[1])[None, :]
-    tl.store(to, tile, mask=(column < columns)[:, None] & (channel < channels)[None, :])
+    inside = (column < columns)[:, None] & (channel < channels)[None, :]
+    store_near(to, tile, inside, (out_strides[3], out_strides[1]))

@@ -69,7 +69,12 @@ def _pairs(desc: Conv2dProblem) -> bool:
 
 
 def _block(desc: Conv2dProblem) -> int:
-    """Channels of a tile: an equal share of all of them, of whole vectors if vectors are read."""
+    """Channels of a tile: an equal share of all of them, of whole vectors if vectors are read.
+
+    Under one tap no columns share what they read: tiles then follow each other as pixels do, through all channels.
+    """
+    if desc.taps == 1 and not shared.of_weight(desc):
+        return max(desc.in_channels, 1)
     vector = 16 // desc.element.itemsize if _vectors(desc) else 2 if _pairs(desc) else 1
     each = -(-desc.in_channels // max(desc.in_channels // CHANNELS, 1))
     return max(-(-each // vector) * vector, 1)

@@ -6,7 +6,7 @@
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
-from triplan.backends.triton.common.offsets_kernels import quotient
+from triplan.backends.triton.common.offsets_kernels import load_tile, quotient, store_tile
 from triplan.backends.triton.common.overlap import begin
 
 
@@ -14,6 +14,33 @@ from triplan.backends.triton.common.overlap import begin
 def offset(index, stride):
     """``index * stride`` in i64; a ``stride`` of None is 1."""
     return tl.cast(index, tl.int64) if stride is None else tl.cast(index, tl.int64) * stride
+
+
+@jit
+def load_near(at, mask, strides):
+    """The values at addresses ``at`` [rows, columns], 0 without ``mask``; ``strides`` of rows and columns, None for 1.
+
+    Consecutive threads read along the smaller stride. Where none is known, it is found when the kernel runs: of views
+    such as every other channel of channels last, or every other column of channels first.
+    """
+    if strides[0] is None or strides[1] is None:
+        found = tl.load(at, mask=mask, other=0.0)
+    elif strides[0] <= strides[1]:
+        found = load_tile(at, mask, 0.0, True)
+    else:
+        found = load_tile(at, mask, 0.0, False)
+    return found
+
+
+@jit
+def store_near(at, value, mask, strides):
+    """Store ``value`` [rows, columns] to the addresses ``at``; see ``load_near``."""
+    if strides[0] is None or strides[1] is None:
+        tl.store(at, value, mask=mask)
+    elif strides[0] <= strides[1]:
+        store_tile(at, value, mask, True)
+    else:
+        store_tile(at, value, mask, False)
 
 
 @jit

@@ -30,8 +30,9 @@ TERAFLOPS = {
 #: How many times as long products take whose factors are read element by element, by their bytes. Of f64 from drawn
 #: problems on an H200, otherwise untuned.
 SCATTERED = {2: 8.0, 4: 8.0, 8: 1.0}
-#: TFLOP/s of FMAs where weights are read along channels, which few threads find in different banks. On an H200.
-FMA_TERAFLOPS = 13.0
+#: TFLOP/s of FMAs, by whether weights are adjacent along the features: along what is summed, which few threads find in
+#: different banks, measured on an H200; along the features untuned.
+FMA_TERAFLOPS = {False: 13.0, True: 25.0}
 #: Microseconds of one multiprocessor for an element of a step of pairs of a tap and a channel. From drawn problems on
 #: an H200, of f16, tf32 and f64.
 FLAT_US = 4e-4
@@ -39,8 +40,9 @@ FLAT_US = 4e-4
 #: bytes: no copy of 2 bytes runs while tiles are multiplied; and those that it writes. From drawn problems on an H200.
 RAGGED_PER_US = {2: 2700, 4: 2400, 8: 2000}
 WRITTEN_PER_US = 4700
-#: Elements that one warp reads in a microsecond one by one, if no other program reads. From drawn problems on an H200.
-ALONE_PER_US = 300
+#: Elements that one warp reads in a microsecond one by one, if no other program reads; and of the gradient of weight in
+#: steps of one tap, which find the addresses once for each pixel. From drawn problems on an H200.
+ALONE_PER_US = {False: 300, True: 800}
 #: Microseconds of one multiprocessor for an element of the result beside the steps: addresses, and the store. From
 #: drawn problems on an H200.
 RESULT_US = 3.5e-4
@@ -98,6 +100,17 @@ DEPTHS = (128, 64, 32, 16)
 def _fitting(most: int, extent: int) -> int:
     """A block of at least 16, as tensor cores need, and less than twice ``extent``."""
     return max(min(most, ceil_power(extent)), 16)
+
+
+def by_fma(desc: Conv2dProblem) -> bool:
+    """Whether pixels are sums of FMAs, whose order is that of the terms, whatever the tile."""
+    return desc.multiplicands is MathPrecision.F32 and not shared.of_weight(desc)
+
+
+def along_features(desc: Conv2dProblem) -> bool:
+    """Whether weights are known to be adjacent along the features."""
+    o, axis = desc.operand("weight"), int(shared.of_input(desc))
+    return o.layout.unit_axis == axis or (o.layout.packed and axis == 1 and math.prod(o.shape[2:]) == 1)
 
 
 def _transposed(desc: Conv2dProblem) -> bool:
@@ -166,7 +179,7 @@ class Tiles:
 
     @fact
     def tile_of(self, desc: Conv2dProblem) -> Tile:
-        """It must not depend on the batch, or bits would."""
+        """It must not depend on the batch, or bits would; but for the pixels of FMAs."""
         known, stages = self._known(desc), self._known(desc).stages
         if self.small:
             n = _fitting(known.n, _features(desc))
@@ -183,7 +196,11 @@ class Tiles:
                 return Tile(_fitting(known.m, desc.filters), wide, most, stages)
             m, n = (2 * known.m, 2 * known.n) if _transposed(desc) else (known.m, known.n)
             return Tile(_fitting(m, desc.filters), _fitting(n, desc.channels), known.k, stages)
-        return Tile(known.m, _fitting(known.n, _features(desc)), self._depth(desc) or min(known.k, 32), stages)
+        n, k = _fitting(known.n, _features(desc)), self._depth(desc) or min(known.k, 32)
+        tiles = -(-_rows(desc) // known.m) * -(-_features(desc) // n) * desc.groups
+        # Of half the pixels, more multiprocessors have a tile: no bits depend on that.
+        few = by_fma(desc) and known.m * n == FEW_WARPS and tiles < card.SMS
+        return Tile(known.m // 2 if few else known.m, n, k, stages)
 
     def _tiles(self, desc: Conv2dProblem) -> tuple[int, int]:
         """Tiles along the rows and columns of the product, of one group (and tap)."""
@@ -235,17 +252,20 @@ class Tiles:
             return beside + (SMALL_US + each * max(steps / parts, 1.0)) * waves
         products = self._products(desc) * tile.m * tile.n * terms
         rate = TERAFLOPS[desc.multiplicands].get(target.arch, 1.0)
-        if desc.multiplicands is MathPrecision.F32 and not shared.of_weight(desc):
-            rate = min(rate, FMA_TERAFLOPS * min(tile.n / 64, 1.0))  # narrow tiles have few sums a thread
+        if by_fma(desc):
+            # Narrow tiles have few sums a thread.
+            rate = min(rate, FMA_TERAFLOPS[along_features(desc)] * min(tile.n / 64, 1.0))
         rate *= TERA_PER_US
         if target.arch is ArchSku.SM90A:  # wgmma takes 64 rows; fewer are multiplied as on older cards
             rate *= min(tile.m, 64) / 64
         work = 2.0 * products / rate
-        if any(not o.is_written for o in shared.channels_apart(desc)):
+        apart = [o.name for o in shared.channels_apart(desc) if not o.is_written]
+        if apart and not (apart == ["weight"] and by_fma(desc) and along_features(desc)):
             work *= SCATTERED[desc.element.itemsize]
         steps, launched = products // (tile.m * tile.n * tile.k), max(self.programs(desc), 1)
         ragged = self._ragged(desc) / RAGGED_PER_US[desc.element.itemsize]
-        alone = self._ragged(desc) / (ALONE_PER_US * tile.warps)
+        one_tap = shared.of_weight(desc) and not self._flat(desc)
+        alone = self._ragged(desc) / (ALONE_PER_US[one_tap] * tile.warps)
         work = max(work, steps * ragged / target.sm_count)
         written = next(o for o in desc.operands() if o.is_written)
         loose = not shared.of_weight(desc) and not _whole(written)
@@ -334,7 +354,7 @@ class Tiles:
             **shared.of_pixels(desc),
             "pixels": Int(shared.pixels(desc)),
             "features": count(_features(desc)),
-            "own_weights": Int(desc.filters),
+            "own_weights": count(desc.filters),
             **{name: Int(n) if _strided(desc) else None for name, n in zip(periods, _periods(desc), strict=True)},
             **self._shared(desc),
             **shared.divided(*((desc.height, desc.width) if shared.of_input(desc) else desc.out_extents)),
