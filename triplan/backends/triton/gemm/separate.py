@@ -116,7 +116,7 @@ def guarantee(desc: GemmBackwardDescriptor) -> Mapping[str, PrecisionGuarantee]:
 @kernel(
     op=BACKWARD,
     name="separate",
-    version=7,
+    version=8,
     elements=ELEMENTS,
     supports=supports,
     rank=rank,
