@@ -28,6 +28,7 @@ KERNEL, COPY, SUMS = "fma_kernel", "matrix_copy_kernel", "pieces_kernel"
         ({"layouts": {"a": "strided", "b": "strided"}}, [COPY, COPY, KERNEL]),
         ({"n": 4095, "k": 4095, "layouts": {"a": LOOSE_COLUMN, "b": LOOSE_ROW}}, [KERNEL]),
         ({"m": 255, "n": 12288, "k": 1 << 16, "layouts": {"a": LOOSE_COLUMN}}, [COPY, KERNEL, SUMS]),
+        ({"m": 255, "n": 12288, "k": 4101}, [COPY, KERNEL, SUMS]),
         ({"m": 1 << 16, "n": 97, "k": 4111, "layouts": {"a": LOOSE_ROW}}, [COPY, KERNEL]),
         ({"reads_c0": True}, [KERNEL, SUMS]),
         ({"epilogue": "gelu"}, [KERNEL, SUMS]),
@@ -211,10 +212,11 @@ def test_every_tile_and_pieces_on_the_gpu(tile: fma.Tile) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("layout", [LOOSE_COLUMN, LOOSE_ROW], ids=str)
 @pytest.mark.parametrize(("m", "n"), [(131, 12288), (129, 12291)])
-def test_a_copied_column_major_a_on_the_gpu(m: int, n: int) -> None:
+def test_a_copied_a_on_the_gpu(m: int, n: int, layout: tp.Layout) -> None:
     for turn, epilogue in enumerate(("identity", "bias_gelu")):
-        desc = tp.GemmDescriptor(m=m, n=n, k=2053, element="f32", epilogue=epilogue, layouts={"a": LOOSE_COLUMN})
+        desc = tp.GemmDescriptor(m=m, n=n, k=2053, element="f32", epilogue=epilogue, layouts={"a": layout})
         assert [copy.unit for copy in fma.moved(desc)] == [0]
         assert check(required(desc, "fma", tp.Target.current()), turn) > 0
 

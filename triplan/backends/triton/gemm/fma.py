@@ -119,21 +119,22 @@ def as_multiplied(desc: MatrixProductDescriptor) -> MatrixProductDescriptor:
 
 @fact
 def moved(desc: MatrixProductDescriptor) -> tuple[MatrixCopy, ...]:
-    """The factors that are copied: an A without unit stride, a B that is not row-major, and one that lies along C and
-    whose rows begin anywhere, if it is small beside the product."""
-    a, b = desc.operand("a"), desc.operand("b")
-    found = (MatrixCopy(a, 1),) if unit_axis(a) is None else ()
-    if unit_axis(a) == 0 and is_elementwise(a) and _is_small(a, desc.n):
-        found = (MatrixCopy(a, 0),)
-    if not is_row_major(b) or (is_elementwise(b) and _is_small(b, desc.m)):
-        return (*found, MatrixCopy(b, 1))
+    """The factors that are copied: an A without unit stride, a B that is not row-major, and one whose rows begin
+    anywhere, if it is small beside the product. A small A becomes columns: vectors of these need no registers."""
+    a, b = MatrixCopy(desc.operand("a"), 1), MatrixCopy(desc.operand("b"), 1)
+    found = (a,) if unit_axis(a.operand) is None else ()
+    columns = MatrixCopy(a.operand, 0)
+    if is_elementwise(a.operand) and unit_axis(a.operand) is not None and _is_small(columns, desc.n):
+        found = (columns,)
+    if not is_row_major(b.operand) or (is_elementwise(b.operand) and _is_small(b, desc.m)):
+        return (*found, b)
     return found
 
 
-def _is_small(o: Operand, others: int) -> bool:
+def _is_small(copy: MatrixCopy, others: int) -> bool:
     """Whether a factor, whose elements are each multiplied by ``others`` elements, is small beside the product."""
-    fmas_us = 2e-6 * o.numel * others * WIDE_MFLOP_US / SMS
-    return MatrixCopy(o, unit_axis(o) or 0).cost_us <= COPIED_SHARE * fmas_us
+    fmas_us = 2e-6 * copy.operand.numel * others * WIDE_MFLOP_US / SMS
+    return copy.cost_us <= COPIED_SHARE * fmas_us
 
 
 @fact
@@ -367,7 +368,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="fma",
-        version=6,
+        version=7,
         elements=("f32",),
         archs=(ArchSku.SM90A,),
         features=("gluon",),
