@@ -72,6 +72,7 @@ class Choice:
 
     With dropout, the words of Philox take registers: usual tiles have 8 warps then. sm80 has no wgmma, which reads
     factors from shared memory, and less of that.
+    ``usual`` may have tiles of a width of 32, for heads of up to 32 f32 that FMAs multiply; on sm80 they would spill.
     """
 
     usual: Tiles
@@ -82,8 +83,11 @@ class Choice:
         known = arithmetic(desc), padded_width(desc)
         if desc.dropout:
             return self.dropout.get(known) or tuple(replace(tile, warps=8) for tile in self.usual[known])
-        on_sm80 = target is not None and target.arch is ArchSku.SM80
-        return self.sm80.get(known, self.usual[known]) if on_sm80 else self.usual[known]
+        if target is not None and target.arch is ArchSku.SM80:
+            return self.sm80.get(known, self.usual[known])
+        if known == ("scalar", 64) and desc.element is ElementKind.F32 and max(desc.head_dim, desc.values) <= 32:
+            return self.usual.get(("scalar", 32), self.usual[known])
+        return self.usual[known]
 
 
 def pointer(o: Operand) -> Ptr:
