@@ -18,6 +18,7 @@ WIDTHS = (64, 80, 96, 128, 192, 256)
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 #: Microseconds of the longest problems.
 LONGEST_US = 15_000.0
+FOLLOWING = ("out", "lse")
 
 
 def draw(op: str, d: Draw) -> tp.Descriptor:

@@ -6,6 +6,7 @@ A family's module has
 - ``peers(desc)``: functions of the operands, by name, that compute what ``desc`` describes and return the results by
   operand;
 - if an input follows from others, ``complete(desc, t)``, which writes it;
+- if what follows is different at each position, ``FOLLOWING``: the names of such inputs, which are not expanded;
 - if not every element of every operand must be moved, ``floor_us(desc)``: the least time on an H200;
 - if operands of four axes do not lie in memory as their shapes are written, ``ORDER``: their axes, outermost first.
 """
@@ -292,12 +293,17 @@ def case(family: str, seed: int, number: int, target: tp.Target, most: int = MOS
             continue
         packed = d.chance(PACKED_PART)
         gap, order = d.one_of((1, 8, 64)), getattr(family_of(op), "ORDER", ())
+        following = getattr(family_of(op), "FOLLOWING", ())
         # Only what can be large lies in other ways: a view of a few elements is rarely a user's.
         lying = {
             o.name: memory(o, "packed" if packed else d.weighed(STYLES), gap, order if len(o.shape) == 4 else ())
             for o in desc.operands()
             if o.kind is OperandKind.TENSOR and (packed or len(o.shape) > 1)
         }
+        for o in desc.operands():
+            # One lse of several batch entries, say, is none that the forward op wrote: torch's gradients are others.
+            if o.name in following and o.name in lying and lying[o.name].style == "expanded":
+                lying[o.name] = memory(o, "packed")
         layouts = {o.name: lying[o.name].layout(o) for o in desc.operands() if o.name in lying}
         desc = desc.replace(layouts=layouts)
         indices = max((o.numel for o in desc.operands() if o.index_extents), default=0)

@@ -10,6 +10,8 @@ import triplan as tp
 from bench.anywhere.drawing import Draw, Peer, Tensors, described, placed
 from triplan.testing.placing import write
 
+FOLLOWING = ("out",)
+
 
 def draw(op: str, d: Draw) -> tp.Descriptor:
     element = d.element(op)

@@ -11,6 +11,8 @@ import triplan as tp
 from bench.anywhere.drawing import HEADS, Draw, Peer, Tensors, described
 from triplan.testing.placing import write
 
+FOLLOWING = ("sorter",)
+
 
 def draw(op: str, d: Draw) -> tp.Descriptor:
     element = d.element(op)

@@ -23,10 +23,10 @@ VECTORS = {"optim"}
 OPS = {op: family for family in FAMILIES for op in ops_of(family)}
 
 
-def first(op: str, seed: int = 0) -> Case:
-    """The first tiny problem of ``op``."""
+def first(op: str, seed: int = 0, most: int = run.TINY) -> Case:
+    """The first problem of ``op``, tiny."""
     number = next(i for i in count() if op_of(OPS[op], seed, i) == op)
-    return case(OPS[op], seed, number, CPU, run.TINY)
+    return case(OPS[op], seed, number, CPU, most)
 
 
 def inverted(plan: Any, args: Any, t: Tensors) -> None:
@@ -86,6 +86,26 @@ def test_torch_computes_what_is_planned(op: str) -> None:
             with run.torchs_modes(c):
                 assert run.mismatch(c, lambda i: plan.run(args), peer, t, apart=0.02) == "", (c.name, name)  # noqa: B023
                 assert "differs from torch's" in run.mismatch(c, lambda i: inverted(plan, args, t), peer, t)  # noqa: B023
+
+
+@pytest.mark.parametrize("op", ["attention_backward", "softmax_backward", "cumprod_backward"])
+def test_what_follows_from_other_inputs_is_not_expanded(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One lse of all batch entries, say, gives other gradients than torch's."""
+    monkeypatch.setattr(drawing, "STYLES", {"packed": 1, "expanded": 1})
+    monkeypatch.setattr(drawing, "PACKED_PART", 0.0)
+    following = getattr(drawing.family_of(op), "FOLLOWING")  # noqa: B009 (not every family has it)
+    expanded: set[str] = set()
+    for seed in range(20):
+        c = first(op, seed, 1 << 20)
+        own = {name for name, m in c.memory.items() if m.style == "expanded"}
+        assert not own & set(following)
+        t = tensors(c, torch.device("cpu"), torch.Generator().manual_seed(seed))
+        plan = tp.plan(c.desc, target=CPU)
+        args = tp.plan_type(op).args_type(**{o.name: t[o.name] for o in c.desc.operands()})
+        peer = drawing.family_of(op).peers(c.desc)["torch"]
+        assert run.mismatch(c, lambda i: plan.run(args), peer, t, apart=0.02) == "", c.name  # noqa: B023
+        expanded |= own
+    assert expanded
 
 
 def test_figures_and_limits() -> None:

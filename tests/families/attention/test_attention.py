@@ -329,3 +329,10 @@ def test_what_the_backward_of_wide_heads_refuses(fields: dict[str, Any], message
 def test_what_kernels_refuse(kernel: str, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(tp.Unsupported, match=message):
         required(build("attention", **fields), kernel, H200)
+
+
+def test_narrow_gradients_by_fmas_have_one_warp() -> None:
+    for width, values, element, warps in ((24, 32, "f32", 1), (24, 33, "f32", 4), (24, 32, "f64", 4)):
+        desc = build("attention_backward", element, head_dim=width, value_dim=values)
+        assert {x.num_warps for x in required(desc, "tiles", H200).launches} == {warps}
+        assert {x.num_warps for x in required(desc, "tiles", tp.Target.preset("a100")).launches} == {4}

@@ -64,6 +64,12 @@ def test_where_it_is_chosen() -> None:
         none = tp.PlanPreference(max_workspace_bytes=1 << 20)
         assert tp.plan(build(op, head_dim=63, **long), preference=none, target=H200).sku().kernel == "tiles"
         assert tp.plan(build(op, head_dim=63, queries=2, keys=2), target=H200).sku().kernel == "tiles"
+    for heads, width, kernel in ((31, 17, "realigned"), (2, 255, "realigned"), (2, 127, "tiles")):
+        n = 381 if width < 64 else 3
+        desc = build("attention", batch=7, queries=n, keys=n, heads=heads, key_heads=heads, head_dim=width)
+        assert tp.plan(desc, target=H200).sku().kernel == kernel
+    many = build("attention", batch=62, queries=256, keys=256, heads=64, key_heads=64, head_dim=21)
+    assert tp.plan(many, target=H200).sku().kernel == "tiles"
     for op, kernel in KERNELS:
         with pytest.raises(tp.Unsupported, match="TMA can map every operand"):
             required(build(op), kernel, H200)

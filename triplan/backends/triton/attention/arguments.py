@@ -31,6 +31,9 @@ PRODUCTS, BACKWARD_PRODUCTS = 2, 7
 #: Factor on the time of kernels by pointers, by products, where 2-byte elements are loaded one by one. From problems of
 #: 128 to 1024 queries with and without alignment on an H100.
 ELEMENTWISE = {PRODUCTS: 2.4, BACKWARD_PRODUCTS: 1.6}
+#: Columns of a head that take as long as its scores there, by products. From bench/results/anywhere-attention-seed8-*
+#: and -seed3-*: heads of 21, 32 and 43 elements.
+ELEMENTWISE_COLUMNS = {PRODUCTS: 16, BACKWARD_PRODUCTS: 0}
 #: log2(e): scores are in base-2 logarithms.
 LOG2_E = 1.4426950408889634
 
@@ -69,6 +72,7 @@ class Choice:
 
     With dropout, the words of Philox take registers: usual tiles have 8 warps then. sm80 has no wgmma, which reads
     factors from shared memory, and less of that.
+    ``usual`` may have tiles of a width of 32, for heads of up to 32 f32 that FMAs multiply; on sm80 they would spill.
     """
 
     usual: Tiles
@@ -79,8 +83,11 @@ class Choice:
         known = arithmetic(desc), padded_width(desc)
         if desc.dropout:
             return self.dropout.get(known) or tuple(replace(tile, warps=8) for tile in self.usual[known])
-        on_sm80 = target is not None and target.arch is ArchSku.SM80
-        return self.sm80.get(known, self.usual[known]) if on_sm80 else self.usual[known]
+        if target is not None and target.arch is ArchSku.SM80:
+            return self.sm80.get(known, self.usual[known])
+        if known == ("scalar", 64) and desc.element is ElementKind.F32 and max(desc.head_dim, desc.values) <= 32:
+            return self.usual.get(("scalar", 32), self.usual[known])
+        return self.usual[known]
 
 
 def pointer(o: Operand) -> Ptr:
@@ -222,10 +229,16 @@ def cost_us(desc: AttendingDescriptor, target: Target, products: int, rate: floa
     return card.LAUNCH_US + max(work * idle, nbytes / card.BYTES_PER_US)
 
 
+def reads_elements(desc: AttendingDescriptor) -> bool:
+    """Whether kernels by pointers load 2-byte elements one by one."""
+    return desc.element.itemsize == 2 and any(is_elementwise(desc.operand(name)) for name in "qkv")
+
+
 def tiles_cost_us(desc: AttendingDescriptor, target: Target, products: int, rates: Rates, tile: int) -> float:
     """``cost_us`` of the kernels that read through pointers."""
-    width = (ceil_power(desc.head_dim) + ceil_power(desc.values)) / 2
+    width = max((ceil_power(desc.head_dim) + ceil_power(desc.values)) / 2, 16.0)
     rate = rates[arithmetic(desc)].get(target.arch, 1.0)
-    if desc.element.itemsize == 2 and any(is_elementwise(desc.operand(name)) for name in "qkv"):
+    if reads_elements(desc):
         rate /= ELEMENTWISE[products]
-    return cost_us(desc, target, products, rate, tile, max(width, 16.0))
+        width += ELEMENTWISE_COLUMNS[products]
+    return cost_us(desc, target, products, rate, tile, width)

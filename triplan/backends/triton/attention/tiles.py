@@ -13,6 +13,8 @@ from triplan.backends.triton.attention.arguments import (
     Tile,
     constants,
     has_edge,
+    padded_width,
+    reads_elements,
     tiles_cost_us,
     tiles_of_rows,
 )
@@ -31,6 +33,12 @@ TERAFLOPS = {
     "tf32x3": {ArchSku.SM90A: 25.0, ArchSku.SM80: 12.0},
     "scalar": {ArchSku.SM90A: 9.0, ArchSku.SM80: 4.0},
 }
+#: Microseconds of one multiprocessor that a tile of queries takes besides its products; by wgmma too. From 61 and 433
+#: queries in bench/results/anywhere-attention-seed8-nvidia-h200.json.
+TILE_US = 1.6
+#: The same where elements are loaded one by one, but once and not for each tile, by padded width of a head. From 2 to 4
+#: queries there and in -seed3-*; untuned for 256.
+ELEMENTWISE_START_US = {64: 2.0, 128: 3.0, 256: 10.0}
 #: Tiles by kind of arithmetic and padded width of a head: the largest found that do not spill registers (sm80 and
 #: sm90a, causal; Triton 3.6 and 3.9). Their speed is untuned, but for heads of 256 halves on sm90a (an H200).
 TILES = Choice(
@@ -66,7 +74,10 @@ def supports(desc: AttentionDescriptor, target: Target) -> Support:
 
 def rank(desc: AttentionDescriptor, target: Target) -> float:
     """Estimated microseconds."""
-    return tiles_cost_us(desc, target, PRODUCTS, TERAFLOPS, tile_of(desc, target).queries)
+    found = tiles_cost_us(desc, target, PRODUCTS, TERAFLOPS, tile_of(desc, target).queries)
+    if reads_elements(desc):
+        return found + ELEMENTWISE_START_US[padded_width(desc)]
+    return found + TILE_US * programs_of(desc, target) / target.sm_count
 
 
 def numerics(desc: AttendingDescriptor, choice: Choice = TILES) -> str | None:

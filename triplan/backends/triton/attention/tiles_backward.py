@@ -33,6 +33,8 @@ TILES = Choice(
         ("tf32", 256): (Tile(16, 16, 4, 1), Tile(16, 32, 8, 1)),
         ("tf32x3", 64): (Tile(64, 32, 4, 1), Tile(32, 128, 8, 1)),
         ("tf32x3", 128): (Tile(16, 32, 4, 1), Tile(32, 16, 4, 1)),
+        # Threads read rows of a tile from the same banks of shared memory: of one warp, the fewest for each product.
+        ("scalar", 32): (Tile(16, 16, 1, 1), Tile(16, 16, 1, 1)),
         ("scalar", 64): (Tile(16, 16, 4, 1), Tile(16, 32, 4, 1)),
         ("scalar", 128): (Tile(16, 16, 4, 1), Tile(16, 32, 4, 1)),
         ("scalar", 256): (Tile(16, 16, 4, 1), Tile(16, 16, 4, 1)),
@@ -83,7 +85,7 @@ def workspace(desc: AttentionBackwardDescriptor, target: Target) -> int:
     rank=rank,
     numerics=lambda desc: tiles.numerics(desc, TILES),
     priority=2,  # after wgmma and wgmma_stored, which give other bits
-    version=2,
+    version=3,
     workspace=workspace,
 )
 def tiles_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[Launch]:

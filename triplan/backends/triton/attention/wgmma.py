@@ -9,6 +9,7 @@ from triplan.backends.runtime.launch import Int, Launch, Scalar
 from triplan.backends.triton.attention import arguments
 from triplan.backends.triton.attention.arguments import PRODUCTS, cost_us, pointer
 from triplan.backends.triton.attention.entries import hopper_entry
+from triplan.backends.triton.attention.tiles import TILE_US
 from triplan.backends.triton.attention.tma import (
     TILE,
     order_of,
@@ -70,7 +71,8 @@ def rank(desc: AttentionDescriptor, target: Target) -> float:
     """Estimated microseconds."""
     width, (of_keys, of_values) = width_of(desc), chunks_of(desc)
     loaded = (of_keys + of_values) / 2 * SHAPES[width].chunk
-    return START_US[width] + cost_us(desc, target, PRODUCTS, TERAFLOPS[width], TILE, loaded)
+    begun_us = START_US[width] + TILE_US * tiles_of(desc) * desc.batch * desc.heads / target.sm_count
+    return begun_us + cost_us(desc, target, PRODUCTS, TERAFLOPS[width], TILE, loaded)
 
 
 # Besides the values, a row's bits depend only on blocks of keys, which begin at multiples of their number of keys.
