@@ -1,5 +1,4 @@
-"""Kernel ``pointwise``: one launch evaluates expressions of lists of tensors, a chunk of a tensor, or a part of one, per
-program."""
+"""Kernel ``pointwise``: one launch evaluates expressions of lists of tensors, a part of a tensor per program."""
 
 from __future__ import annotations
 

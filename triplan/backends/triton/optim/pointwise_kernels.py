@@ -60,7 +60,7 @@ def pointwise_kernel(
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """lists[WRITTEN] = FUNCTION(lists[READ] and ones, scalars), element by element of a part of one chunk of one tensor.
+    """lists[WRITTEN] = FUNCTION(lists[READ] and ones, scalars), element by element of a part of a chunk.
 
     addresses: i64 [len(TYPES), columns], of lists of TYPES; ones: pointers to one element. READ has the number of a
     list for each value of FUNCTION, or -1 - i for the i-th of ``ones``. NARROWEST: a list of the narrowest type.

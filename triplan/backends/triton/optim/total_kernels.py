@@ -142,8 +142,8 @@ def roots_kernel(
 ):
     """norm[t] = (sum of the partials of tensor t) ** (1 / order) (KIND: or their extremum); a tensor per program.
 
-    sizes: i64 [tensors], or a tuple of few if tensors is None; partials: f64 [count], of the chunks of one tensor after the other, or None; norm: f64
-    [tensors].
+    sizes: i64 [tensors], or a tuple of few if tensors is None; partials: f64 [count], of the chunks of one tensor after
+    the other, or None; norm: f64 [tensors].
     """
     begin(OVERLAPS)
     tensor = tl.program_id(0)

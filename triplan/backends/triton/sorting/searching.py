@@ -5,8 +5,8 @@ from __future__ import annotations
 from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr
 from triplan.backends.triton.common.card import L2_BYTES, L2_BYTES_PER_US, LAUNCH_US, SECTOR
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power
-from triplan.backends.triton.common.tiles import fits_grid, waves_us
 from triplan.backends.triton.common.strides import known_strides
+from triplan.backends.triton.common.tiles import fits_grid, waves_us
 from triplan.backends.triton.sorting import searching_kernels as kernels
 from triplan.backends.triton.sorting.shared import row_strides, sorting_kernel
 from triplan.descriptors import Operand, SearchSortedDescriptor
@@ -19,11 +19,12 @@ from triplan.sku.facts import fact
 FEW, MANY, PROGRAMS = (512, 1), (2048, 2), 2048
 
 
-#: Steps of a bisection at most whose elements of the sequence are in registers.
-LEVELS = 4
+#: Steps of a bisection at most that compare with elements in registers: all of 2**LEVELS - 1 are loaded. Untuned.
+LEVELS = 2
 #: Rows of a tile at most, for operands that are contiguous along rows: results of 8 bytes fill a line of the cache.
+#: Untuned.
 TILE_ROWS = 16
-#: Bytes of the sequences that a tile reads, at most, so that they stay in L1; a tile has SECTOR_ROWS, if any.
+#: Bytes of the sequences that a tile reads, at most, so that they stay in L1; a tile has SECTOR_ROWS at least. Untuned.
 TILE_BYTES, SECTOR_ROWS = 1 << 15, 4
 
 
@@ -107,7 +108,7 @@ def searching(desc: SearchSortedDescriptor, target: Target) -> list[Launch]:
         "sorter_strides": None if sorter is None else row_strides(sorter),
         "x_strides": _strides(given["x"]),
         "out_strides": _strides(given["out"]),
-        "rows": Int(desc.rows),
+        "rows": Int(desc.rows, desc.rows >= I32_LIMIT),
         "n": Int(desc.n, desc.n >= I32_LIMIT),
         "m": Int(desc.m, desc.m >= I32_LIMIT),
         "blocks": Int(-(-desc.m // block)),

@@ -93,7 +93,8 @@ def searchsorted_kernel(
     A bisection compares with the middle of ``count`` elements from ``low`` on. Every element of x has some left in
     each of the first LEVELS + ``steps`` steps, for which n is at least 2**(LEVELS + steps) - 1; one may be left then.
     """
-    first_row, first_col = (tl.program_id(0) // blocks).to(tl.int64) * ROWS, (tl.program_id(0) % blocks).to(m.dtype) * COLS
+    first_row = (tl.program_id(0) // blocks).to(tl.int64) * ROWS
+    first_col = (tl.program_id(0) % blocks).to(m.dtype) * COLS
     # A tile is searched for as one dimension, so that a warp reads the sequence of one row.
     place = tl.arange(0, ROWS * COLS)
     row, col = first_row, first_col + place
