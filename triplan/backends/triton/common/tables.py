@@ -134,7 +134,7 @@ class Tables:
         """What ``chunk_of`` and ``address_of`` take."""
         if self.is_few:
             operands = {o.name: o for o in desc.operands()}
-            sizes = [Int(n, True) for n in desc.sizes]
+            sizes: list[Arg] = [Int(n, True) for n in desc.sizes]
             addresses = (_pointers(operands[name], len(desc.sizes)) for name in desc.streams)
             return {
                 "chunks": None,
@@ -197,7 +197,7 @@ class Tables:
             done = end
 
 
-def _filled(given: Sequence[Arg]) -> tuple[Arg, ...]:
+def _filled(given: list[Arg]) -> tuple[Arg, ...]:
     """``given``, and its last one again. Each length is a binary: they are rounded up."""
     return (*given, *given[-1:] * (ceil_power(len(given)) - len(given)))
 
