@@ -14,7 +14,7 @@ from torch.nn import Parameter
 
 from triplan.backends.runtime import cuda
 from triplan.backends.runtime.launcher import WORKSPACE, BoundLaunch, Places
-from triplan.backends.triton.common.tables import tables
+from triplan.backends.triton.common.tables import Tables, tables
 from triplan.descriptors import Descriptor, Operand, OperandKind
 from triplan.errors import InvalidProblem, TriplanError
 from triplan.facade import check
@@ -65,9 +65,10 @@ class TablePlan(Plan[D, A]):
             if self._entry.backend is BackendKind.REFERENCE and self._listed(args):
                 self._run_joined(args)
             else:
-                if workspace is not None and self.workspace_size():
+                if workspace is not None:
                     self._write_tables(workspace.tensor, args)
-                self._run_on_cpu(args, workspace, stream)
+                is_split = self._listed(args) or self._entry.backend is BackendKind.REFERENCE
+                self._run_on_cpu(args if is_split else self._split(args), workspace, stream)
         bump_versions(self._written(args))
 
     def bind(self, args: A, workspace: Workspace | None = None, prepared: PreparedIndices | None = None) -> BoundRun:
@@ -107,13 +108,20 @@ class TablePlan(Plan[D, A]):
         kernels = self._load("launches", index)
         plain = {f.name: getattr(args, f.name) for f in fields(args) if f.name not in self._streams}  # type: ignore[arg-type]
         held = {name: t for name, t in plain.items() if isinstance(t, Tensor)}
-        places: Places = {key: i for i, key in enumerate([*((name, None) for name in held), WORKSPACE])}
-        values = (*(t.data_ptr() for t in held.values()), 0 if workspace is None else workspace.address)
-        if workspace is not None and self.workspace_size():
+        few = self._addresses(args) if self._table.is_few else []
+        keys = [(name, i) for name, own in zip(self._streams, few, strict=bool(few)) for i in range(len(own))]
+        places: Places = {key: i for i, key in enumerate([*((name, None) for name in held), WORKSPACE, *keys])}
+        start = 0 if workspace is None else workspace.address
+        values = (*(t.data_ptr() for t in held.values()), start, *(a for own in few for a in own))
+        if workspace is not None and self._table.nbytes:
             self._upload(workspace, args, index, stream)
         return tuple(kernel.template(args, places).fill(values) for kernel in kernels), index
 
     # --- tables ---
+
+    @property
+    def _table(self) -> Tables:
+        return tables(self._sizes, len(self._streams))
 
     @property
     def _streams(self) -> tuple[str, ...]:
@@ -142,14 +150,20 @@ class TablePlan(Plan[D, A]):
             found.append(own)
         return found
 
+    def _split(self, args: A) -> A:
+        """``args``, its streams as lists of views."""
+        streams = {name: getattr(args, name) for name in self._streams}
+        parts = {name: list(t.detach().split(list(self._sizes))) for name, t in streams.items()}
+        return replace(args, **parts)  # type: ignore[type-var]
+
     def _write_tables(self, memory: Tensor, args: A) -> None:
-        table = tables(self._sizes, len(self._streams))
+        table = self._table
         table.write(memory[: table.nbytes], self._sizes, self._addresses(args))
 
     def _upload(self, workspace: Workspace, args: A, index: int, stream: torch.cuda.Stream | int | None) -> None:
         if isinstance(stream, int):
             stream = torch.cuda.ExternalStream(stream, device=index)  # type: ignore[no-untyped-call]
-        table = tables(self._sizes, len(self._streams))
+        table = self._table
         with torch.cuda.device(index), torch.cuda.stream(stream):  # None: the current one
             if torch.cuda.is_current_stream_capturing():
                 table.fill(workspace.tensor[: table.nbytes], self._sizes, self._addresses(args))

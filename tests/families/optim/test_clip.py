@@ -372,5 +372,5 @@ def test_chunks_are_found_with_a_table_and_without(few: int, copied: int, where:
             tp.ClipDescriptor(op="clip_value", element="f32", sizes=sizes),
             tp.TotalNormDescriptor(element="f32", sizes=sizes, order=math.inf),
         ):
-            assert (tables.tables(sizes, 1).args["chunks"] is None) == (few > 0)
+            assert tables.tables(sizes, 1).is_few == (few > 0)
             assert check_plan(tp.plan(desc, target=target(where)), runs=1).compared

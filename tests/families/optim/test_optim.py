@@ -436,7 +436,8 @@ def test_thousands_of_tensors_are_two_launches() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(3, 0, 5), (0,), (2 * CHUNK + 1, 1, CHUNK), (5, 0, 3000, 1, 0, 1025)])
-def test_tables_by_launches_are_those_that_are_copied(sizes: tuple[int, ...]) -> None:
+def test_tables_by_launches_are_those_that_are_copied(sizes: tuple[int, ...], constant: SetConstant) -> None:
+    constant(table_facts, "FEW", 0)
     table, addresses = tables(sizes, 2), [[16 * i for i in range(len(sizes))], [2**40 + i for i in range(len(sizes))]]
     copied, filled = (torch.zeros(table.nbytes, dtype=torch.uint8) for _ in range(2))
     table.write(copied, sizes, addresses)
@@ -465,10 +466,10 @@ def test_parameters_and_states_may_be_replaced(device: str) -> None:
 @pytest.mark.gpu
 def test_other_calls_may_use_the_workspace_of_a_bound_run() -> None:
     """The contents of a workspace mean nothing between calls: a BoundRun's tables lie elsewhere."""
-    plan = tp.plan(tp.SGDDescriptor(element="f32", sizes=(3, 5), momentum=False)).prepare()
+    plan = tp.plan(tp.SGDDescriptor(element="f32", sizes=(3, 1, 2, 1, 1), momentum=False)).prepare()
     hyper = torch.tensor([0.5, 0.0, 0.0, 0.0], dtype=torch.float64, device="cuda")
     args = [
-        tp.SGDArgs(torch.ones(8, device="cuda"), torch.ones(8, device="cuda"), torch.zeros(2, device="cuda"), hyper)
+        tp.SGDArgs(torch.ones(8, device="cuda"), torch.ones(8, device="cuda"), torch.zeros(5, device="cuda"), hyper)
         for _ in range(2)
     ]
     workspace = tp.Workspace.allocate(plan)

@@ -13,7 +13,7 @@ from samples import SetConstant, same
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
-from triplan.backends.triton.sorting import filtered, radix
+from triplan.backends.triton.sorting import filtered, radix, searching
 from triplan.testing import check_plan
 
 Tensor = torch.Tensor
@@ -358,3 +358,24 @@ def test_rows_of_thousands_are_sorted_by_one_program() -> None:
     plan = tp.plan(tp.SortDescriptor(element="f32", rows=65536, n=1024), target=tp.Target.sm90a())
     assert plan.sku().kernel == "block"
     assert (len(plan.launches), plan.workspace_size()) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param(where, marks=getattr(pytest.mark, where)) for where in ("interpret", "gpu")]
+)
+@pytest.mark.parametrize("levels", [0, 1, 4])
+def test_bisections_compare_with_what_torchs_do(levels: int, where: str, constant: SetConstant) -> None:
+    """In registers, in a loop and last; NaN behind the others, where the result depends on what is compared; operands
+    that are contiguous along rows, of whole tiles and not."""
+    constant(searching, "LEVELS", levels)
+    x = drawn(21, 40)
+    x[:, 7] = float("nan")
+    for n in (1, 2, 3, 4, 15, 30, 31):
+        sequence = drawn(21, n).sort(1).values
+        sequence[:, n - n // 3 :] = float("nan")
+        for turned in ((), ("x",), ("out",), ("x", "out")):
+            layouts = {name: tp.Layout.strided(unit_axis=0) for name in turned}
+            desc = tp.SearchSortedDescriptor(element="f64", rows=21, n=n, m=40, right=n % 2 == 0, layouts=layouts)
+            assert searching.rows_of(desc) == (16 if turned else 1)
+            given = {"sequence": sequence, "x": x}
+            assert check_plan(tp.plan(desc, target=target(where)), runs=1, given=given).compared

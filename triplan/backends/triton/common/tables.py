@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from triplan.backends.runtime.launch import Arg, Int, Scratch
+from triplan.backends.runtime.launch import Arg, Int, Ptr, Scratch
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.descriptors import Operand
 from triplan.sku import SUPPORTED, ElementKind, Support, Target
@@ -28,8 +28,9 @@ LEAST_CHUNK = 1024
 #: Programs beyond which chunks grow: two waves on an H200 of 16 programs a multiprocessor. One number for all targets,
 #: as the order of sums depends on it. Untuned.
 PROGRAMS = 4224
-#: Tensors whose chunks a program finds without a table: it would wait for that before it could load an address. Of
-#: twelve tensors nothing was gained on an H200, and each start is an argument that takes the host time.
+#: Tensors whose sizes and addresses are arguments: a program would wait for tables before it could load an element, and
+#: the host would write them. Of twelve tensors nothing was gained on an H200 by their chunks as arguments, and each
+#: argument takes the host time.
 FEW = 4
 #: Programs up to which each has a copy of its tensor's size and addresses: it then waits for its tensor's number no
 #: longer. More programs than run at a time hide that. Untuned.
@@ -46,6 +47,8 @@ class Lists(Protocol):
 
     @property
     def sizes(self) -> tuple[int, ...]: ...
+    @property
+    def streams(self) -> tuple[str, ...]: ...
     def operands(self) -> tuple[Operand, ...]: ...
 
 
@@ -100,20 +103,23 @@ class Tables:
     """Where a plan's tables lie in the workspace: i64 sizes and i64 addresses [streams, tensors], i32 chunks.
 
     With COPIED programs or fewer, of more than FEW tensors, the addresses have one column for each program in place of
-    each tensor, and lie behind i64 chunks [3, programs]: tensors, chunks' numbers in these, and the tensors' sizes.
+    each tensor, and lie behind i64 chunks [3, programs]: tensors, chunks' numbers in these, and the tensors' sizes. Of
+    FEW tensors there are no tables.
 
     Attributes:
+        is_few: whether there are no tables.
         columns: columns of the addresses.
-        sizes: of each tensor.
     """
 
     def __init__(self, sizes: tuple[int, ...], streams: int) -> None:
         self._tensors, even = len(sizes), -(-len(sizes) // 2) * 2  # 16 bytes are a multiple of what each part has
         self._streams = streams
         self.chunk, self.programs = chunk_of(sizes), chunks(sizes)
-        self._is_copied = len(sizes) > FEW and 0 < self.programs <= COPIED
-        self.sizes = Scratch(0, ElementKind.I64)
-        if self._is_copied:
+        self.is_few = len(sizes) <= FEW
+        self._is_copied = not self.is_few and 0 < self.programs <= COPIED
+        if self.is_few:
+            self.columns = self._chunks_at = self._addresses_at = self.nbytes = 0
+        elif self._is_copied:
             self.columns = -(-self.programs // 2) * 2
             self._chunks_at = 8 * even
             self._addresses_at = self._chunks_at + 3 * 8 * self.columns
@@ -123,11 +129,24 @@ class Tables:
             self._addresses_at = 8 * even
             self._chunks_at = self._addresses_at + 8 * (-(-streams * len(sizes) // 2) * 2)
             self.nbytes = self._chunks_at + 8 * self.programs
-        element = ElementKind.I64 if self._is_copied else ElementKind.I32
-        self.args: dict[str, Arg] = {
-            "chunks": Scratch(self._chunks_at, element) if len(sizes) > FEW else None,
-            "starts": _starts(sizes) if 1 < len(sizes) <= FEW else None,
-            "sizes": self.sizes,
+
+    def args(self, desc: Lists) -> dict[str, Arg]:
+        """What ``chunk_of`` and ``address_of`` take."""
+        if self.is_few:
+            operands = {o.name: o for o in desc.operands()}
+            sizes: list[Arg] = [Int(n, True) for n in desc.sizes]
+            addresses = (_pointers(operands[name], len(desc.sizes)) for name in desc.streams)
+            return {
+                "chunks": None,
+                "starts": _starts(desc.sizes) if len(sizes) > 1 else None,
+                "sizes": _filled(sizes),
+                "addresses": tuple(_filled(own) for own in addresses),
+                "columns": None,
+            }
+        return {
+            "chunks": Scratch(self._chunks_at, ElementKind.I64 if self._is_copied else ElementKind.I32),
+            "starts": None,
+            "sizes": Scratch(0, ElementKind.I64),
             "addresses": Scratch(self._addresses_at, ElementKind.I64),
             "columns": Int(self.columns),
         }
@@ -139,6 +158,8 @@ class Tables:
 
     def write(self, memory: torch.Tensor, sizes: tuple[int, ...], addresses: Sequence[Sequence[int]]) -> None:
         """Fill ``memory``, bytes on the CPU."""
+        if self.is_few:
+            return
         words = memory[: 8 * self._tensors].view(torch.int64)
         words.copy_(torch.tensor(sizes, dtype=torch.int64))
         given = torch.tensor(addresses, dtype=torch.int64).view(self._streams, self._tensors)
@@ -154,6 +175,8 @@ class Tables:
     def fill(self, memory: torch.Tensor, sizes: tuple[int, ...], addresses: Sequence[Sequence[int]]) -> None:
         """The same by many tiny launches, whose parameters hold the values: a CUDA graph keeps these, and copies
         nothing from memory of the host."""
+        if self.is_few:
+            return
         words = memory[: self._chunks_at].view(torch.int64)
         done, first = 0, self._addresses_at // 8
         for i, n in enumerate(sizes):
@@ -174,8 +197,18 @@ class Tables:
             done = end
 
 
+def _filled(given: list[Arg]) -> tuple[Arg, ...]:
+    """``given``, and its last one again. Each length is a binary: they are rounded up."""
+    return (*given, *given[-1:] * (ceil_power(len(given)) - len(given)))
+
+
+def _pointers(o: Operand, count: int) -> list[Arg]:
+    """The addresses of the tensors of a list, as integers of its width: a tensor lies anywhere."""
+    return [Ptr(o.name, o.element.bits, o.element.itemsize, i) for i in range(count)]
+
+
 def _starts(sizes: Sequence[int]) -> tuple[Arg, ...]:
-    """For each tensor but the first, how many chunks lie before it. Each length is a binary: they are rounded up."""
+    """For each tensor but the first, how many chunks lie before it."""
     chunk = chunk_of(sizes)
     before = [Int(n) for n in accumulate(-(-n // chunk) for n in sizes[:-1])]
     return (*before, *(Int(LIMIT - 1),) * (ceil_power(len(sizes)) - len(sizes)))

@@ -12,26 +12,28 @@ from triplan.backends.runtime.jit import jit
 def chunk_of(chunks, starts, sizes, columns, CHUNK: tl.constexpr, PARTS: tl.constexpr = 1):
     """(tensor, column, first element, elements from there to the tensor's end) of this program's chunk, or part of one.
 
-    chunks: i32 [2, programs / PARTS], of a tensor and the number of a chunk in it; or i64 [3, columns], of these and of
-    the tensor's size; or None if tensors are few: then ``starts`` are the numbers of the first chunks of all but the
-    first tensor, or None of a single one. sizes: i64 [tensors]. column: where ``address_of`` finds the tensor. PARTS
-    programs share a chunk; those behind the tensor's end have no elements or fewer.
+    chunks: i32 [2, programs / PARTS], of a tensor and the number of a chunk in it, with sizes: i64 [tensors]; or i64
+    [3, columns], of these and of the tensor's size; or None if tensors are few: then ``sizes`` is a tuple, and
+    ``starts`` are the numbers of the first chunks of all but the first tensor, or None of a single one. column: where
+    ``address_of`` finds the tensor. PARTS programs share a chunk; those behind the tensor's end have no elements or
+    fewer.
     """
     program = tl.program_id(0).to(tl.int64) // PARTS
     if chunks is not None and chunks.dtype.element_ty == tl.int64:
         tensor, column = tl.load(chunks + program), program
         number, size = tl.load(chunks + columns + program), tl.load(chunks + 2 * columns + program)
-    else:
-        if chunks is not None:
-            tensor = tl.load(chunks + program).to(tl.int64)
-            number = tl.load(chunks + tl.num_programs(0) // PARTS + program).to(tl.int64)
-        else:
-            tensor, number = program * 0, program
-            if starts is not None:
-                for i in tl.static_range(len(starts)):
-                    tensor += (program >= starts[i]).to(tl.int64)
-                    number = tl.where(program >= starts[i], program - starts[i], number)
+    elif chunks is not None:
+        tensor = tl.load(chunks + program).to(tl.int64)
+        number = tl.load(chunks + tl.num_programs(0) // PARTS + program).to(tl.int64)
         column, size = tensor, tl.load(sizes + tensor)
+    else:
+        tensor, number, size = program * 0, program, program * 0 + sizes[0]
+        if starts is not None:
+            for i in tl.static_range(len(starts)):
+                tensor += (program >= starts[i]).to(tl.int64)
+                number = tl.where(program >= starts[i], program - starts[i], number)
+                size = tl.where(program >= starts[i], sizes[i + 1], size)
+        column = tensor
     first = number * CHUNK + tl.program_id(0) % PARTS * (CHUNK // PARTS)  # a known multiple: loads are vectors
     return tensor, column, first, size - first
 
@@ -60,8 +62,14 @@ def shifted_count(rest, shift, CHUNK: tl.constexpr):
 
 @jit
 def address_of(addresses, stream: tl.constexpr, column, columns):
-    """addresses: i64 [streams, columns]."""
-    return tl.load(addresses + stream * columns + column)
+    """addresses: i64 [streams, columns]; or if columns is None, a tuple for each stream, of pointers to the tensors."""
+    if columns is None:
+        found = addresses[stream][0].to(tl.int64)
+        for i in tl.static_range(1, len(addresses[stream])):
+            found = tl.where(column >= i, addresses[stream][i].to(tl.int64), found)
+    else:
+        found = tl.load(addresses + stream * columns + column)
+    return found
 
 
 @jit

@@ -41,7 +41,7 @@ def clip(desc: ClipDescriptor, target: Target) -> list[Launch]:
         return []
     norm = desc.operand("norm") if desc.op == "clip_norm" else None
     args: dict[str, Arg] = {
-        **table.args,
+        **table.args(desc),
         "norm": None if norm is None else Ptr("norm", norm.element, norm.alignment),
         "limit": Scalar("limit", ElementKind.F64, 0.0),
     }

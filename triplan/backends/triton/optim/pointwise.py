@@ -1,4 +1,4 @@
-"""Kernel ``pointwise``: one launch evaluates expressions of lists of tensors, a chunk of a tensor per program."""
+"""Kernel ``pointwise``: one launch evaluates expressions of lists of tensors, a part of a tensor per program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from triplan.backends.table import kernel
 from triplan.backends.triton.common.accuracy import of_results
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.expressions import MEMORY, fused, text
-from triplan.backends.triton.common.tables import applies, tables
+from triplan.backends.triton.common.tables import BLOCKS, applies, parts_of, tables
 from triplan.backends.triton.optim import pointwise_kernels as kernels
 from triplan.descriptors.optim import ListExpressionDescriptor
 from triplan.sku import ElementKind, PrecisionGuarantee, Target
@@ -68,13 +68,15 @@ def pointwise(desc: ListExpressionDescriptor, target: Target) -> list[Launch]:
     tensors = [i.name for i in desc.inputs_read() if i.shape is not None]
     ones = [name for name in tensors if name not in streams]
     args: dict[str, Arg] = {
-        **table.args,
+        **table.args(desc),
         "ones": tuple(
             Ptr(n, ElementKind.I8 if _is_bool(desc, n) else operands[n].element, operands[n].alignment) for n in ones
         ),
         "scalars": tuple(Scalar(i.name, i.element, 0) for i in desc.inputs_read() if i.shape is None) or None,
     }
     elements = [operands[name].element for name in streams]
+    block = min(_block(elements), table.chunk)
+    parts = parts_of(desc.sizes, BLOCKS * block)
     constants: dict[str, Any] = {
         "FUNCTION": fused(desc),
         "READ": tuple(streams.index(n) if n in streams else -1 - ones.index(n) for n in tensors),
@@ -82,10 +84,12 @@ def pointwise(desc: ListExpressionDescriptor, target: Target) -> list[Launch]:
         "TYPES": tuple(MEMORY[element] for element in elements),
         "NARROWEST": min(range(len(elements)), key=lambda k: elements[k].itemsize),
         "CHUNK": table.chunk,
-        "BLOCK": min(_block(elements), table.chunk),
+        "PARTS": parts,
+        "BLOCK": block,
     }
     # fuses=False: the masked and the unmasked loop must round alike, so ptxas must not contract them differently.
-    return [Launch(kernels.pointwise_kernel, table.programs, args, constants, num_warps=WARPS, fuses=False)]
+    programs = table.programs * parts
+    return [Launch(kernels.pointwise_kernel, programs, args, constants, num_warps=WARPS, fuses=False)]
 
 
 def _is_bool(desc: ListExpressionDescriptor, name: str) -> bool:

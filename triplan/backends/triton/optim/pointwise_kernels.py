@@ -57,14 +57,15 @@ def pointwise_kernel(
     TYPES: tl.constexpr,
     NARROWEST: tl.constexpr,
     CHUNK: tl.constexpr,
+    PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """lists[WRITTEN] = FUNCTION(lists[READ] and ones, scalars), element by element of one chunk of one tensor.
+    """lists[WRITTEN] = FUNCTION(lists[READ] and ones, scalars), element by element of a part of a chunk.
 
     addresses: i64 [len(TYPES), columns], of lists of TYPES; ones: pointers to one element. READ has the number of a
     list for each value of FUNCTION, or -1 - i for the i-th of ``ones``. NARROWEST: a list of the narrowest type.
     """
-    _, column, first, rest = chunk_of(chunks, starts, sizes, columns, CHUNK)
+    _, column, first, rest = chunk_of(chunks, starts, sizes, columns, CHUNK, PARTS)
     shift = shift_of(address_of(addresses, NARROWEST, column, columns), TYPES[NARROWEST])
     lists, joined = (), first * 0
     for k in tl.static_range(len(TYPES)):
@@ -73,7 +74,10 @@ def pointwise_kernel(
     single = ()
     for k in tl.static_range(len(ones)):
         single = single + (tl.load(ones[k]),)
-    count = shifted_count(rest, shift, CHUNK)
+    if PARTS > 1:
+        if rest <= 0:
+            return
+    count = shifted_count(rest, shift, CHUNK // PARTS)
     # A chunk has an element. Were that not known, addresses would be loaded behind a branch, when ``rest`` has come.
     for i in range(0, tl.maximum(count, 1), BLOCK):
         # Alignment is tested on the addresses themselves, so that no table can promise a wrong one.

@@ -68,14 +68,14 @@ def total(desc: TotalNormDescriptor, target: Target) -> list[Launch]:
     table, norm, how = tables(desc.sizes, 1), desc.operand("norm"), kind(desc.order)
     order = Float(desc.order if how is kernels.POWERS else 0.0, ElementKind.F64)
     partials = Scratch(table.nbytes, ElementKind.F64) if table.programs else None
-    args: dict[str, Arg] = {**table.args, "partials": partials, "order": order}
+    args: dict[str, Arg] = {**table.args(desc), "partials": partials, "order": order}
     constants: dict[str, Any] = {"TYPE": TYPES[desc.element], "KIND": how.value, "CHUNK": table.chunk, "BLOCK": BLOCK}
     reduce = Launch(kernels.chunk_kernel, table.programs, args, constants, num_warps=WARPS, overlaps=True)
     args = {"partials": partials, "count": Int(table.programs), "order": order}
     args["norm"] = Ptr("norm", norm.element, norm.alignment)
     constants = {"KIND": how.value, "BLOCK": ROOT_BLOCK}
     if desc.each:
-        args = {"sizes": table.sizes, "tensors": Int(len(desc.sizes)), **args}
+        args = {"sizes": table.args(desc)["sizes"], "tensors": None if table.is_few else Int(len(desc.sizes)), **args}
         constants |= {"CHUNK": table.chunk}
     root = Launch(
         kernels.roots_kernel if desc.each else kernels.root_kernel,

@@ -142,12 +142,20 @@ def roots_kernel(
 ):
     """norm[t] = (sum of the partials of tensor t) ** (1 / order) (KIND: or their extremum); a tensor per program.
 
-    sizes: i64 [tensors]; partials: f64 [count], of the chunks of one tensor after the other, or None; norm: f64
-    [tensors].
+    sizes: i64 [tensors], or a tuple of few if tensors is None; partials: f64 [count], of the chunks of one tensor after
+    the other, or None; norm: f64 [tensors].
     """
     begin(OVERLAPS)
     tensor = tl.program_id(0)
-    if partials is not None:
+    if tensors is None and partials is not None:
+        before = tensor.to(tl.int64) * 0
+        size = before + sizes[0]
+        for i in tl.static_range(1, len(sizes)):
+            before += tl.where(tensor >= i, tl.cdiv(sizes[i - 1], CHUNK), 0)
+            size = tl.where(tensor >= i, sizes[i], size)
+        partials += before
+        count = tl.cdiv(size, CHUNK).to(tl.int32)
+    elif partials is not None:
         before = tl.zeros([BLOCK], tl.int64)
         for i in range(0, tensor, BLOCK):
             at = i + tl.arange(0, BLOCK)

@@ -84,7 +84,7 @@ def update(desc: UpdateDescriptor, target: Target) -> list[Launch]:
     if not table.programs:
         return [counting]
     args: dict[str, Arg] = {
-        **table.args,
+        **table.args(desc),
         "steps": steps,
         "hyper": pointer("hyper"),
         "grad_scale": pointer("grad_scale"),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from triplan.backends.runtime.launch import Int, Launch, Ptr
+from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr
 from triplan.backends.triton.common.card import L2_BYTES, L2_BYTES_PER_US, LAUNCH_US, SECTOR
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power
+from triplan.backends.triton.common.strides import known_strides
 from triplan.backends.triton.common.tiles import fits_grid, waves_us
 from triplan.backends.triton.sorting import searching_kernels as kernels
 from triplan.backends.triton.sorting.shared import row_strides, sorting_kernel
 from triplan.descriptors import Operand, SearchSortedDescriptor
 from triplan.sku import ElementKind, Support, Target
+from triplan.sku.facts import fact
 
 #: (elements that a program searches for at most, those of a thread), and the same if there are PROGRAMS of such:
 #: a multiprocessor then has two of them, whose rows its L1 holds. From drawn problems on an H200, of which smaller ones
@@ -17,19 +19,52 @@ from triplan.sku import ElementKind, Support, Target
 FEW, MANY, PROGRAMS = (512, 1), (2048, 2), 2048
 
 
+#: Steps of a bisection at most that compare with elements in registers: all of 2**LEVELS - 1 are loaded. Untuned.
+LEVELS = 2
+#: Rows of a tile at most, for operands that are contiguous along rows: results of 8 bytes fill a line of the cache.
+#: Untuned.
+TILE_ROWS = 16
+#: Bytes of the sequences that a tile reads, at most, so that they stay in L1; a tile has SECTOR_ROWS at least. Untuned.
+TILE_BYTES, SECTOR_ROWS = 1 << 15, 4
+
+
+@fact
+def rows_of(desc: SearchSortedDescriptor) -> int:
+    """Rows of a program: one, or several where results or what is searched for are contiguous along rows, not columns,
+    so that a sector has elements of several rows."""
+    if desc.m == 1 or desc.rows < SECTOR_ROWS or not any(_turned(desc.operand(name)) for name in ("x", "out")):
+        return 1
+    most = TILE_BYTES // (max(desc.n, 1) * desc.element.itemsize)
+    return min(max(ceil_power(most + 1) // 2, SECTOR_ROWS), TILE_ROWS, ceil_power(desc.rows + 1) // 2)
+
+
+def _turned(o: Operand) -> bool:
+    """Whether ``o``, [rows, m], is contiguous along rows alone."""
+    across, along = known_strides(o, 2)
+    return across == 1 and along != 1
+
+
 def programs(desc: SearchSortedDescriptor) -> int:
-    return desc.rows * -(-desc.m // block_of(desc))
+    return -(-desc.rows // rows_of(desc)) * -(-desc.m // block_of(desc))
 
 
 def block_of(desc: SearchSortedDescriptor) -> int:
-    """Elements of a program: as many as leave few lanes idle, of which each program costs as much as a warp of them."""
-    blocks = (min(max(ceil_power(desc.m), 32), _most(desc)[0]) >> i for i in range(3))
-    return min((b for b in blocks if b >= 32), key=lambda b: -(-desc.m // b) * (b + 32))
+    """Elements of a row that a program searches for: as many as leave few lanes idle, of which each program costs as
+    much as a warp of them."""
+    rows = rows_of(desc)
+    least = max(32 // rows, 1)
+    blocks = (min(max(ceil_power(desc.m), least), _most(desc)[0] // rows) >> i for i in range(3))
+    return min((b for b in blocks if b >= least), key=lambda b: -(-desc.m // b) * (b * rows + 32))
 
 
 def _most(desc: SearchSortedDescriptor) -> tuple[int, int]:
     """(elements of a program at most, those of a thread)."""
     return MANY if desc.rows * (desc.m // MANY[0]) >= PROGRAMS else FEW
+
+
+def levels_of(desc: SearchSortedDescriptor) -> int:
+    """Steps that compare with elements in registers."""
+    return min((desc.n + 1).bit_length() - 1, LEVELS)
 
 
 def supports(desc: SearchSortedDescriptor, target: Target) -> Support:
@@ -52,6 +87,12 @@ def address(o: Operand) -> Ptr:
     return Ptr(o.name, ElementKind.U8 if o.element is ElementKind.BOOL else o.element, o.alignment)
 
 
+def _strides(o: Operand) -> tuple[Arg, ...]:
+    """``row_strides``, with None between rows too if ``o`` is contiguous along them alone."""
+    across, along = row_strides(o)
+    return (None if _turned(o) else across, along)
+
+
 @sorting_kernel(op="searchsorted", name="searching", supports=supports, rank=rank)
 def searching(desc: SearchSortedDescriptor, target: Target) -> list[Launch]:
     if desc.rows * desc.m == 0:
@@ -65,12 +106,15 @@ def searching(desc: SearchSortedDescriptor, target: Target) -> list[Launch]:
         "out": address(given["out"]),
         "sequence_strides": row_strides(given["sequence"]),
         "sorter_strides": None if sorter is None else row_strides(sorter),
-        "x_strides": row_strides(given["x"]),
-        "out_strides": row_strides(given["out"]),
+        "x_strides": _strides(given["x"]),
+        "out_strides": _strides(given["out"]),
+        "rows": Int(desc.rows, desc.rows >= I32_LIMIT),
         "n": Int(desc.n, desc.n >= I32_LIMIT),
         "m": Int(desc.m, desc.m >= I32_LIMIT),
         "blocks": Int(-(-desc.m // block)),
-        "steps": Int(desc.n.bit_length()),
+        "steps": Int((desc.n + 1).bit_length() - 1 - levels_of(desc)),
     }
-    warps, constants = max(block // (32 * _most(desc)[1]), 1), {"RIGHT": desc.right, "BLOCK": block}
+    tile = rows_of(desc) * block
+    warps = max(tile // (32 * _most(desc)[1]), 1)
+    constants = {"RIGHT": desc.right, "ROWS": rows_of(desc), "COLS": block, "LEVELS": levels_of(desc)}
     return [Launch(kernels.searchsorted_kernel, programs(desc), args, constants, num_warps=warps)]

@@ -20,6 +20,52 @@ def comparable(v):
 
 
 @jit
+def _value(sequence, sorter, sequence_step, sorter_step, place, n):
+    """The element at ``place`` of a sequence of n, in the order of ``sorter`` if there is one."""
+    if sorter is not None:
+        place = tl.load(sorter + axis_offset(place, sorter_step))
+        place = tl.minimum(tl.maximum(place, 0), n - 1)
+    return comparable(tl.load(sequence + axis_offset(place, sequence_step)))
+
+
+@jit
+def _is_above(s, v, RIGHT):
+    """Written as torch has it: a comparison with NaN is false."""
+    return s > v if RIGHT else s >= v
+
+
+@jit
+def _first(sequence, sorter, sequence_step, sorter_step, v, n, RIGHT, LEVELS):
+    """(low, count) after LEVELS steps of the bisections for ``v``.
+
+    What these compare with is the same for all of a row: it is loaded at once, and chosen from in registers.
+    """
+    # Step after step; of what follows an element, the first is for those below it.
+    tree, lows, counts = (), (n * 0,), (n,)
+    for level in tl.static_range(LEVELS):
+        next_lows, next_counts = (), ()
+        for i in tl.static_range(1 << level):
+            half = counts[i] >> 1
+            middle = lows[i] + half
+            tree = tree + (_value(sequence, sorter, sequence_step, sorter_step, middle, n),)
+            next_lows = next_lows + (lows[i], middle + 1)
+            next_counts = next_counts + (half, counts[i] - half - 1)
+        lows, counts = next_lows, next_counts
+    low = tl.zeros(v.shape, n.dtype)
+    count = low + n
+    for level in tl.static_range(LEVELS):
+        is_above = _is_above(tree[0], v, RIGHT)
+        low = tl.where(is_above, low, low + (count >> 1) + 1)
+        count = tl.where(is_above, count >> 1, count - (count >> 1) - 1)
+        below = ()
+        for depth in tl.static_range(LEVELS - level - 1):
+            for i in tl.static_range(1 << depth):
+                below = below + (tl.where(is_above, tree[(2 << depth) - 1 + i], tree[(3 << depth) - 1 + i]),)
+        tree = below
+    return low, count
+
+
+@jit
 def searchsorted_kernel(
     sequence,
     sorter,
@@ -29,36 +75,59 @@ def searchsorted_kernel(
     sorter_strides,
     x_strides,
     out_strides,
+    rows,
     n,
     m,
     blocks,
     steps,
     RIGHT: tl.constexpr,
-    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    LEVELS: tl.constexpr,
 ):
     """out[r, j] = how many elements of sequence[r] are less than x[r, j]; with RIGHT, less or equal.
 
     sequence: [rows, n]; sorter: None, or [rows, n] of i64; x: [rows, m] of the same type; out: [rows, m] of i32 or i64.
-    A program takes BLOCK elements of a row. ``steps``: at least the bit length of n.
+    A program takes COLS elements of ROWS rows; if several, a stride of None between rows of x or out is 1.
+
+    A bisection compares with the middle of ``count`` elements from ``low`` on. Every element of x has some left in
+    each of the first LEVELS + ``steps`` steps, for which n is at least 2**(LEVELS + steps) - 1; one may be left then.
     """
-    row = (tl.program_id(0) // blocks).to(tl.int64)
-    col = (tl.program_id(0) % blocks).to(m.dtype) * BLOCK + tl.arange(0, BLOCK)
+    first_row = (tl.program_id(0) // blocks).to(tl.int64) * ROWS
+    first_col = (tl.program_id(0) % blocks).to(m.dtype) * COLS
+    # A tile is searched for as one dimension, so that a warp reads the sequence of one row.
+    place = tl.arange(0, ROWS * COLS)
+    row, col = first_row, first_col + place
     known = col < m
-    v = comparable(tl.load(x + row * x_strides[0] + axis_offset(col, x_strides[1]), mask=known, other=0))
-    sequence += row * sequence_strides[0]
-    low = tl.zeros((BLOCK,), n.dtype)
-    high = low + n
+    tile_row, tile_col = first_row + tl.arange(0, ROWS)[:, None], first_col + tl.arange(0, COLS)[None, :]
+    tile_known = (tile_row < rows) & (tile_col < m)
+    if ROWS > 1:
+        row, col = first_row + place // COLS, first_col + place % COLS
+        known = (row < rows) & (col < m)
+    if ROWS > 1 and x_strides[0] is None:
+        v = tl.load(x + (tile_row + axis_offset(tile_col, x_strides[1])), mask=tile_known, other=0).reshape(ROWS * COLS)
+    else:
+        v = tl.load(x + (axis_offset(row, x_strides[0]) + axis_offset(col, x_strides[1])), mask=known, other=0)
+    v = comparable(v)
+    source = tl.minimum(row, rows - 1) if ROWS > 1 else row
+    sequence += source * sequence_strides[0]
+    sequence_step, sorter_step = sequence_strides[1], None
+    if sorter is not None:
+        sorter += source * sorter_strides[0]
+        sorter_step = sorter_strides[1]
+
+    low, count = _first(sequence, sorter, sequence_step, sorter_step, v, n, RIGHT, LEVELS)
     for _ in range(steps):
-        is_open = known & (low < high)
-        middle = low + ((high - low) >> 1)
-        place = middle
-        if sorter is not None:
-            at = sorter + row * sorter_strides[0] + axis_offset(middle, sorter_strides[1])
-            place = tl.minimum(tl.maximum(tl.load(at, mask=is_open, other=0), 0), n - 1)
-        s = comparable(tl.load(sequence + axis_offset(place, sequence_strides[1]), mask=is_open, other=0))
-        # Written as torch has it: a comparison with NaN is false.
-        is_above = s > v if RIGHT else s >= v
-        low = tl.where(is_open & (is_above == 0), middle + 1, low)
-        high = tl.where(is_open & is_above, middle, high)
-    to = out + row * out_strides[0] + axis_offset(col, out_strides[1])
-    tl.store(to, low.to(out.dtype.element_ty), mask=known)
+        half = count >> 1
+        middle = low + half
+        is_above = _is_above(_value(sequence, sorter, sequence_step, sorter_step, middle, n), v, RIGHT)
+        low = tl.where(is_above, low, middle + 1)
+        count = tl.where(is_above, half, count - half - 1)
+    if n > 0:
+        last = _value(sequence, sorter, sequence_step, sorter_step, tl.minimum(low, n - 1), n)
+        low += ((count > 0) & (_is_above(last, v, RIGHT) == 0)).to(low.dtype)
+    found = low.to(out.dtype.element_ty)
+    if ROWS > 1 and out_strides[0] is None:
+        tl.store(out + (tile_row + axis_offset(tile_col, out_strides[1])), found.reshape(ROWS, COLS), mask=tile_known)
+    else:
+        tl.store(out + (axis_offset(row, out_strides[0]) + axis_offset(col, out_strides[1])), found, mask=known)
