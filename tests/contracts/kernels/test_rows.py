@@ -93,6 +93,19 @@ def test_partial_results_of_many_blocks_are_merged_once(
     assert check(plan)
 
 
+@NO_WARNINGS
+@pytest.mark.parametrize(("n", "element", "residual"), [(2049, "bf16", 0), (3500, "f16", 1), (1111, "f64", 0)])
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm", "l2_norm"])
+@pytest.mark.parametrize("where", WHERE)
+def test_parts_without_elements_are_left_out(where: str, op: str, n: int, element: str, residual: int) -> None:
+    options = {"residual": bool(residual)} if op != "l2_norm" else {}
+    plan = pinned(build(op, (5, n), element=element, **options), "rows", target(where))
+    assert plan is not None
+    (launch,) = plan.launches
+    assert launch.kernel.__name__ == "norm_parted_kernel"
+    assert check(plan)
+
+
 @pytest.mark.interpret
 @NO_WARNINGS
 @pytest.mark.parametrize(("op", "entry"), KERNELS)

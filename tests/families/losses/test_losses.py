@@ -19,6 +19,7 @@ from samples import LOSSES, SetConstant
 from torch.nn import functional
 
 import triplan as tp
+from triplan.backends.triton.common import rows_entries
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.losses import looped, rows as scaled_rows, shared, split
 from triplan.testing import args_for, check_plan, check_refusals
@@ -268,6 +269,26 @@ def test_ignored_rows_of_transposed_logits_are_not_used(where: str, rows: int) -
     run(tp.plan(desc, target=target(where)), args)
     wanted = torch.softmax(x, 1) - functional.one_hot(label.clamp(0), 130)
     torch.testing.assert_close(args.dx, torch.where(ignored.to(device)[:, None], 0.0, wanted))
+
+
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("choice", [CHOICES[0], CHOICES[3], CHOICES[4]])
+@pytest.mark.parametrize("adjacent", ["all", "first"])
+@pytest.mark.parametrize("where", WHERE)
+def test_adjacent_rows_are_split_together(
+    where: str, adjacent: str, choice: dict[str, Any], merged: bool, constant: SetConstant
+) -> None:
+    """A program has a block of several rows; if their partial results are many, a launch of its own merges these."""
+    if merged:
+        constant(rows_entries, "MOST_MERGED", 32)
+    desc = build("cross_entropy", (37, 1030), element="bf16", **choice)
+    whole = [o.name for o in desc.operands() if o.shape == desc.input_shape]
+    beside = dict.fromkeys(whole if adjacent == "all" else whole[:1], tp.Layout.strided(unit_axis=0))
+    plan = required(desc.replace(layouts=beside), "split", target(where))
+    launches = {launch.kernel.__name__: launch.constexprs for launch in plan.launches}
+    assert launches["cross_entropy_partial_kernel"]["ROWS"] == 32
+    assert ("cross_entropy_merge_kernel" in launches) == (merged and plan.descriptor.gradient)
+    assert check(plan)
 
 
 # --- kernels in the interpreter ---

@@ -153,10 +153,10 @@ class Rows:
         """The kernels' arguments for sizes; if blocks are ``turned``, with what masks of vectors need of both axes."""
         # (Numbers of flat rows go on to the end of the last program's tile.)
         wide = (2 * self.count if self.flat else max(self.outer, self.lanes)) >= I32_LIMIT
-        outer = [Int(n, wide) for n in self._sizes[:-1]]
+        outer, beside = [Int(n, wide) for n in self._sizes[:-1]], self.across or self.n == 1
         return {
             "sizes": tuple(outer) if self.flat else padded(outer, Int(1, wide)) if outer else None,
-            "lanes": Int(self.lanes, wide, power_of_two_in(self.lanes) if self.across or turned else 1),
+            "lanes": Int(self.lanes, wide, power_of_two_in(self.lanes) if beside or turned else 1),
             "n": Int(self.n, self.n >= I32_LIMIT, power_of_two_in(self.n) if self.unit or turned else 1),
         }
 

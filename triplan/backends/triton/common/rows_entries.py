@@ -452,11 +452,14 @@ class TurnedSplit(SplitRows):
 
     def us(self, target: Target) -> float:
         us, (tile, pieces), merge_us = super().us(target), self.finish(), self.merges_apart() * self.later_us()
+        once = 1 in (self.tile.rows, tile.rows)
+        if tile.rows == 1:  # where the second launch does not read again, the first may have several rows all the same
+            tile, pieces = self.tile, self.blocks()
         if tile.rows == 1:
             return us
         wide = self.element.itemsize > 2
         per_us = self.turned_per_us[self.backward + (self.backward and wide)]
-        once = self.tile.rows == 1 or (self.rows.crossed and not self.backward and not wide)
+        once |= self.rows.crossed and not self.backward and not wide
         per_us *= TURNED_ONCE if once else 1.0
         busy = self.tiles_us(tile, self.rows.programs(tile, pieces), per_us, target, SPLIT_ALONE)
         return merge_us + max(us, self.later_us() + busy)

@@ -14,21 +14,16 @@ from triplan.backends.triton.losses.shared import CrossEntropyEntry
 from triplan.descriptors import CrossEntropyDescriptor
 from triplan.sku import ElementKind, Target
 
-#: Time where a thread loads single elements of 16 bits, relative to that of vectors. (This and what follows: from drawn
-#: problems on an H200.)
-NARROW = 1.3
-#: The same of rows with gaps.
-GAPPED = 1.9
+#: Time where a thread loads single elements, of 16 bits or with gaps, relative to that of vectors. (This and what
+#: follows: from drawn problems on an H200.)
+SINGLE = 1.3
 #: Microseconds in which the maxima and sums of a row are merged.
 MERGE_US = 0.2
-#: Elements that one program has in a microsecond, of 16 bits or loaded one by one.
-PER_US = 5000.0
-#: The same of wider elements in vectors.
-WIDE_PER_US = 9000.0
-#: The same of f64, whose exponentials are many instructions.
-DOUBLE_PER_US = 1800.0
-#: The same of a row with gaps and of its gradient. (From one drawn problem.)
-GAPPED_PER_US = 1000.0
+#: Elements that one program has in a microsecond; of f64, whose exponentials are many instructions; and of a row with
+#: gaps and of its gradient.
+PER_US, DOUBLE_PER_US, GAPPED_PER_US = 5000.0, 1800.0, 1000.0
+#: Microseconds in which a multiprocessor reads a block of several rows.
+BLOCK_US = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +62,14 @@ class CrossEntropyLooped(LoopedRows, CrossEntropyEntry, ops=CrossEntropyDescript
     def us(self, target: Target) -> float:
         """More than of whole rows, which need fewer exponentials, and whose threads wait for each other once less."""
         us, r, narrow = super().us(target), self.rows, self.element.itemsize == 2
-        if not r.unit or (narrow and not r.vectors):
-            us *= NARROW if r.unit else GAPPED
+        if self.tile.rows > 1:
+            blocks = r.blocks(self.tile) * max(self.programs() / target.sm_count, 1.0)
+            return MERGE_US + max(us, BLOCK_US * (1 + self.desc.gradient) * blocks)
+        if not r.vectors and (narrow or not r.unit):
+            us *= SINGLE
+        per_us = DOUBLE_PER_US if self.element is ElementKind.F64 else PER_US
         if self.desc.gradient and not r.unit:
             per_us = GAPPED_PER_US
-        elif self.element is ElementKind.F64:
-            per_us = DOUBLE_PER_US
-        else:
-            per_us = PER_US if narrow or not r.vectors else WIDE_PER_US
         return MERGE_US + max(us, r.n / per_us)
 
     def find_tile(self) -> Loop:

@@ -5,18 +5,28 @@ Without a gradient, the second launch has one program a row, which writes its lo
 
 from __future__ import annotations
 
-from triplan.backends.triton.common.rows_entries import SplitRows
+from triplan.backends.triton.common.rows_entries import TurnedSplit
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.losses import split_kernels as kernels
 from triplan.backends.triton.losses.shared import CrossEntropyEntry
 from triplan.descriptors import CrossEntropyDescriptor
+from triplan.sku.facts import cached_property
 
 
-class CrossEntropySplit(SplitRows, CrossEntropyEntry, ops=CrossEntropyDescriptor.ops()):
+class CrossEntropySplit(TurnedSplit, CrossEntropyEntry, ops=CrossEntropyDescriptor.ops()):
+    sku_version = 2  # of adjacent rows, several are taken together
+    turned_per_us = (2300.0,)  # as of softmax
     pairs = ((kernels.cross_entropy_partial_kernel, kernels.cross_entropy_finish_kernel),)
+    merged = (kernels.cross_entropy_merge_kernel,)
+
+    @cached_property
+    def tiles(self) -> tuple[Tile, Tile]:
+        first, last = super().tiles
+        return first, last if self.desc.gradient else Tile(1, first.block, 4)
 
     def finish(self) -> tuple[Tile, int]:
-        return super().finish() if self.desc.gradient else (Tile(1, self.tile.block, 4), 1)
+        tile, pieces = super().finish()
+        return tile, pieces if self.desc.gradient else 1
 
     def partials(self) -> tuple[str, ...]:
         """Maxima; sums of exponentials relative to them; with label smoothing, sums of weighted logits."""

@@ -1,8 +1,12 @@
 """cross_entropy, entry ``split``: each row divided among ``blocks`` programs, in two launches.
 
 The ``partial`` kernel reduces each block of a row, the ``finish`` kernel merges the partial results of the row. Every
-program merges them in the same order, so all get the same bits.
-Strides and ``blocks``: see ``common/rows_kernels``; targets and reductions: see ``shared_kernels``.
+program merges them in the same order, so all get the same bits. Where neighbouring rows are adjacent in an operand, a
+program has a block of ROWS neighbours: it moves whole sectors. If each of these programs would merge many results, a
+``merge`` kernel does so between the two launches, once for each row.
+
+Strides: see ``common/rows_kernels``; ``groups``: groups of ROWS lanes at one outer point. Targets and reductions: see
+``shared_kernels``.
 """
 
 # mypy: ignore-errors
@@ -14,8 +18,11 @@ from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import (
     axis_offset,
     element_pointers,
+    group_lanes,
+    load_rows,
     merge_softmax_parts,
     row_pointers,
+    store_rows,
     store_softmax_part,
 )
 from triplan.backends.triton.losses.cross_entropy_kernels import (
@@ -27,6 +34,23 @@ from triplan.backends.triton.losses.cross_entropy_kernels import (
     weighted_sum,
 )
 from triplan.backends.triton.losses.shared_kernels import load_targets, row_share
+
+
+@jit
+def _merged_sum(parts, row, inside, blocks, BLOCKS: tl.constexpr):
+    """sum(parts) of each ``row`` [ROWS, 1] of those ``inside``; parts: [rows, blocks], BLOCKS >= blocks."""
+    part = tl.arange(0, BLOCKS)[None, :]
+    found = tl.load(parts + row.to(tl.int64) * blocks + part, mask=inside & (part < blocks), other=0.0)
+    return tl.sum(found, 1, keep_dims=True)
+
+
+@jit
+def _readable(kept, inside, ROWS: tl.constexpr):
+    """Which rows of a tile are read: of several all, as a mask that depends on targets would forbid vectors across."""
+    readable = kept
+    if ROWS > 1:
+        readable = inside
+    return readable
 
 
 @jit
@@ -43,34 +67,62 @@ def cross_entropy_partial_kernel(
     lanes,
     n,
     blocks,
+    groups,
     ignore,
     SMOOTH: tl.constexpr,
     CLAMP: tl.constexpr,
     COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """tops = max(x), totals = sum(exp(x - top)), plains = sum(w * (x - shift)) of one block; mines = x[target].
+    """tops = max(x), totals = sum(exp(x - top)), plains = sum(w * (x - shift)) of a block of ROWS rows; mines =
+    x[target].
 
     x: [outer, lanes, n] of f16, bf16, f32 or f64; target: [rows]; weight: [n]; tops, totals, plains: [rows, blocks],
     mines: [rows], of COMPUTE. ``plains`` are for SMOOTH alone.
     """
-    row = (tl.program_id(0) // blocks).to(tl.int64) + tl.arange(0, 1)
     block = tl.program_id(0) % blocks
-    label, kept = load_targets(target, row, row >= 0, n, ignore, None, CLAMP)
-    x_at = row_pointers(x, x_strides, row // lanes, sizes, row % lanes)
-    col = block * BLOCK + tl.arange(0, BLOCK)
-    live = kept & (col < n)
-    v = tl.load(x_at + axis_offset(col, x_strides[2]), mask=live, other=-float("inf"), eviction_policy="evict_last")
-    v = v.to(COMPUTE)
-    store_softmax_part(v, tops, totals, tl.program_id(0) + tl.arange(0, 1), row >= 0)
+    outer, lane = group_lanes(tl.program_id(0) // blocks, groups, lanes, sizes, ROWS)
+    inside = lane < lanes
+    row = outer.to(tl.int64) * lanes + lane
+    label, kept = load_targets(target, row, inside, n, ignore, None, CLAMP)
+    x_at = row_pointers(x, x_strides, outer, sizes, lane)
+    col = block * BLOCK + tl.arange(0, BLOCK)[None, :]
+    at = x_at + axis_offset(col, x_strides[2])
+    live = _readable(kept, inside, ROWS) & (col < n)
+    v = load_rows(at, live, -float("inf"), x_strides, "evict_last").to(COMPUTE)
+    store_softmax_part(v, tops, totals, row * blocks + block, inside)
     if SMOOTH:
         target_logit = tl.load(x_at + axis_offset(label, x_strides[2]), mask=kept, other=0.0).to(COMPUTE)
-        tl.store(
-            plains + tl.program_id(0),
-            weighted_sum(v, logit_shift(target_logit), weight, col, kept, n, 0, COMPUTE),
-        )
+        plain = weighted_sum(v, logit_shift(target_logit), weight, col, kept, n, 1, COMPUTE)
+        tl.store(plains + row * blocks + block, tl.expand_dims(plain, 1), mask=inside)
     if block == 0:
-        tl.store(mines + row, tl.load(x_at + axis_offset(label, x_strides[2]), mask=kept, other=0.0).to(COMPUTE))
+        target_logit = tl.load(x_at + axis_offset(label, x_strides[2]), mask=kept, other=0.0).to(COMPUTE)
+        tl.store(mines + row, target_logit, mask=inside)
+
+
+@jit
+def cross_entropy_merge_kernel(
+    tops,
+    totals,
+    plains,
+    row_tops,
+    row_totals,
+    row_plains,
+    blocks,
+    SMOOTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """row_tops = max(tops), row_totals = sum(totals * exp(tops - row_tops)), row_plains = sum(plains) of one row.
+
+    tops, totals, plains: [rows, blocks], the results: [rows], of COMPUTE; BLOCK >= blocks. ``plains`` are for SMOOTH.
+    """
+    row = tl.program_id(0) + tl.arange(0, 1)[:, None]
+    top, total = merge_softmax_parts(tops, totals, row, row >= 0, blocks, BLOCK)
+    tl.store(row_tops + row, top)
+    tl.store(row_totals + row, total)
+    if SMOOTH:
+        tl.store(row_plains + row, _merged_sum(plains, row, row >= 0, blocks, BLOCK))
 
 
 @jit
@@ -95,6 +147,8 @@ def cross_entropy_finish_kernel(
     lanes,
     n,
     blocks,
+    pieces,
+    groups,
     ignore,
     smoothing,
     parts,
@@ -103,11 +157,13 @@ def cross_entropy_finish_kernel(
     SMOOTH: tl.constexpr,
     CLAMP: tl.constexpr,
     COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """losses = -log(softmax(x)[target]) and lse = log(sum(exp(x))) from partial results; with GRAD, dx of one block.
+    """losses = -log(softmax(x)[target]) and lse = log(sum(exp(x))) from partial results; with GRAD, dx of one of
+    ``pieces`` blocks of ROWS rows.
 
     x, dx: [outer, lanes, n] of f16, bf16, f32 or f64; target: [rows]; losses, lse: [rows], weight, share: [n], counts:
     [parts], class_sum: [1], tops, totals, plains: [rows, blocks], mines: [rows], of COMPUTE; BLOCKS >= blocks. Whole
@@ -115,38 +171,35 @@ def cross_entropy_finish_kernel(
 
     The first program of a row stores its loss. Without GRAD there is only that program.
     """
-    if GRAD:
-        row = (tl.program_id(0) // blocks).to(tl.int64) + tl.arange(0, 1)
-        block = tl.program_id(0) % blocks
-    else:
-        row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
-        block = 0
-    label, kept = load_targets(target, row, row >= 0, n, ignore, status, CLAMP)
-    top, total = merge_softmax_parts(tops, totals, row, row >= 0, blocks, BLOCKS)
+    block = tl.program_id(0) % pieces
+    outer, lane = group_lanes(tl.program_id(0) // pieces, groups, lanes, sizes, ROWS)
+    inside = lane < lanes
+    row = outer.to(tl.int64) * lanes + lane
+    label, kept = load_targets(target, row, inside, n, ignore, status, CLAMP)
+    top, total = merge_softmax_parts(tops, totals, row, inside, blocks, BLOCKS)
+    top = tl.where(kept, top, -float("inf"))
+    total = tl.where(kept, total, 0.0)
     weighted = 0.0
     if SMOOTH:
-        part = tl.arange(0, BLOCKS)
-        weighted = tl.sum(tl.load(plains + row * blocks + part, mask=part < blocks, other=0.0), 0)
+        weighted = _merged_sum(plains, row, inside, blocks, BLOCKS)
     target_weight, spread, weight_sum = row_weights(weight, class_sum, label, kept, n, smoothing, SMOOTH, COMPUTE)
     if block == 0:
-        target_logit = tl.load(mines + row)
+        target_logit = tl.load(mines + row, mask=inside, other=0.0)
         shift = logit_shift(target_logit)
         loss = loss_of(target_logit, top, total, weighted, shift, kept, target_weight, spread, weight_sum, SMOOTH)
-        tl.store(losses + row, loss)
-        tl.store(lse + row, top + tl.log(total))
+        tl.store(losses + row, loss, mask=inside)
+        tl.store(lse + row, top + tl.log(total), mask=inside)
     if GRAD:
         scale = row_share(share, counts, parts, target, n, ignore, label, kept, MEAN, CLAMP, COMPUTE, PARTS)
         factor = tl.where(kept, scale * (target_weight + spread * weight_sum) / total, 0.0)
-        col = block * BLOCK + tl.arange(0, BLOCK)
-        x_at = row_pointers(x, x_strides, row // lanes, sizes, row % lanes)
-        v = tl.load(
-            x_at + axis_offset(col, x_strides[2]),
-            mask=kept & (col < n),
-            other=-float("inf"),
-            eviction_policy="evict_first",
-        ).to(COMPUTE)
+        col = block * BLOCK + tl.arange(0, BLOCK)[None, :]
+        at = element_pointers(x, x_strides, outer, sizes, lane, col)
+        live = _readable(kept, inside, ROWS) & (col < n)
+        v = load_rows(at, live, -float("inf"), x_strides, "evict_first").to(COMPUTE)
+        if ROWS > 1:
+            v = tl.where(kept, v, -float("inf"))
         weights = load_weights(weight, col, col < n, COMPUTE) if SMOOTH else 0.0
         top = tl.where(kept, top, 0.0)
         g = gradient_of(v, col, label, weights, top, factor, scale * target_weight, scale * spread, SMOOTH)
-        to = element_pointers(dx, dx_strides, row // lanes, sizes, row % lanes, col)
-        tl.store(to, g.to(dx.dtype.element_ty), mask=col < n)
+        to = element_pointers(dx, dx_strides, outer, sizes, lane, col)
+        store_rows(to, g.to(dx.dtype.element_ty), inside & (col < n), dx_strides, "")

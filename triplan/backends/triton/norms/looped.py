@@ -26,8 +26,6 @@ SINGLE_PER_US = ((3e5, 4e5, 2.2e5), (3e5, 1.5e5, 1.5e5))
 #: The same of longer rows backward, of which each multiprocessor has at least so many: their programs hide each other's
 #: latencies. (From drawn problems on an H200.)
 MANY, MANY_PER_US = 8, 3e5
-#: The same of one program backward, of rows of more than LONG.
-ALONE_PER_US = 1900.0
 #: Microseconds at least of each block of a row forward where no vectors are loaded: it waits for memory. (From drawn
 #: problems on an H200.)
 BLOCK_US = 0.4
@@ -65,8 +63,6 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
             us = max(us + LOOP_US, self.single_us(per_us))
             if not r.vectors and not self.backward:
                 us = max(us, BLOCK_US * r.blocks(tile))
-            elif not r.vectors and r.n > LONG:
-                us = max(us, r.n / ALONE_PER_US)
         return us + (LAUNCH_US + self.accumulate_us(target) if self.gradients else 0.0)
 
     def partials_tile(self) -> Tile:

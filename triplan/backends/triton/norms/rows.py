@@ -39,6 +39,9 @@ DIVIDED_FROM, EACH, FEW_LANES = 16, 16, (8, 16)
 #: weight and bias, in tiles of up to SHORT elements and in longer ones; and without. (Sums over the rows of many warps,
 #: of a column each, conflict in shared memory.)
 SHORT, WARPS, SEVERAL = 128, (16, 8, 4), (16, 32, 16)
+#: Parts into which tiles of one row are divided forward, of which those that hold no element are left out, and the
+#: shortest such tile; and parts of a row, of one operand, up to which three programs of 16 warps do not spill. Untuned.
+PARTS, PARTED_FROM, FEW_PARTS = 8, 2048, 5
 #: Part of a thread's registers that its elements may take.
 HELD = 2 / 3
 #: Of such programs, elements a microsecond: of 16 bits with gradients of weight or bias, of 16 bits without, of f32, of
@@ -55,17 +58,23 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
     #: keep memory busy.
     held = (4096, 16384)
     few_warps = (False, False)  # not tuned for norms, which keep a row for a second pass
-    versions, sku_version = (2, 5), 2  # divided rows with a residual have other tiles
+    versions, sku_version = (2, 5), 3  # forward, parts of a row without elements are left out
 
     def __init__(self, desc: NormDescriptor) -> None:
         super().__init__(desc)
         if self.divided():
             self.version = 6
         else:
-            self.piece = self.tile.block
+            parts = PARTS if self.leaves_idle() else 1
+            self.piece, self.version = self.tile.block // parts, 6 if parts > 1 else self.version
 
     def divided(self) -> bool:
         return self.backward and self.rows.begins_anywhere(ceil_power(self.rows.n), DIVIDED_FROM)
+
+    def leaves_idle(self) -> bool:
+        """Whether a tile of one row forward, which may begin anywhere, has parts without any element."""
+        tile, fits = self.tile, PARTS * self.rows.n <= (PARTS - 1) * self.tile.block
+        return fits and not self.backward and tile.rows == 1 and self.rows.begins_anywhere(tile.block, PARTED_FROM)
 
     def pieces(self) -> int:
         return max(-(-self.rows.n // self.piece), 1)
@@ -146,6 +155,12 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
 
     def main(self) -> list[Launch]:
         r, tile = self.rows, self.tile
+        if not self.backward and self.piece < tile.block:
+            count, narrow = self.pieces(), self.element.itemsize == 2
+            # Programs that are resident without spills.
+            programs = (2 if narrow else 1) if self.residual else 3 if count <= FEW_PARTS else 2
+            most = registers_for(tile, programs)
+            return [self.launch(kernels.norm_parted_kernel, registers=most, PIECES=count, BLOCK=self.piece)]
         if not self.backward:
             # Rows of which a program's threads hold one vector each; all rows, where no vectors are loaded.
             abreast = max(32 * tile.warps * r.vector(tile) // tile.block, 1) if r.vectors else tile.rows

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import (
+    axis_offset,
     converted_pieces,
     element_pointers,
     group_start,
@@ -21,6 +22,7 @@ from triplan.backends.triton.common.rows_kernels import (
 )
 from triplan.backends.triton.norms.shared_kernels import (
     affine,
+    load_affine,
     load_input,
     load_parameter,
     optional_row_pointers,
@@ -130,6 +132,97 @@ def norm_rows_kernel(
     tl.store(rstd + row, statistic, mask=inside)
     if CENTRED:
         tl.store(mean + row, centre + correction, mask=inside)
+
+
+@jit
+def norm_parted_kernel(
+    x,
+    out,
+    mean,
+    rstd,
+    weight,
+    bias,
+    residual,
+    summed,
+    x_strides,
+    out_strides,
+    residual_strides,
+    summed_strides,
+    sizes,
+    lanes,
+    n,
+    blocks,
+    eps,
+    CENTRED: tl.constexpr,
+    LENGTH: tl.constexpr,
+    OFFSET: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    PIECES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """out = (x - mean) * scale * (weight + OFFSET) + bias along each row; the mean is 0 without CENTRED.
+
+    x, out, residual, summed: [outer, lanes, n]; mean, rstd: [rows]; weight, bias: [n]. A program holds a row in COMPUTE
+    as PIECES tiles [1, BLOCK], side by side, which cover n.
+
+    Rows may begin anywhere. Weight and bias are loaded element by element as well: in vectors, of which the row's end
+    divides one, threads would have to exchange them. They are loaded piece by piece, to take few registers.
+    """
+    outer, lane = group_start(tl.program_id(0), blocks, lanes, sizes, 1)
+    col = tl.arange(0, BLOCK)[None, :]
+    lives = live_pieces(lane < lanes, n, PIECES, BLOCK)
+    residual_at = optional_row_pointers(residual, residual_strides, outer, sizes, lane)
+    at = row_pointers(x, x_strides, outer, sizes, lane)
+    v = ()
+    for i in tl.static_range(PIECES):
+        loaded = load_input(at, x_strides, residual_at, residual_strides, i * BLOCK + col, lives[i], COMPUTE, "")
+        v = v + (loaded.to(COMPUTE),)
+    count = n.to(COMPUTE)
+    inverse_n = 1.0 / count
+    centre = 0.0
+    correction = 0.0
+    deviations = v
+    if CENTRED:
+        total = v[0]
+        for i in tl.static_range(1, PIECES):
+            total += v[i]
+        centre = tl.sum(total, 1, keep_dims=True) * inverse_n
+        deviations = ()
+        for i in tl.static_range(PIECES):
+            d = v[i] - centre
+            if i == PIECES - 1:
+                d = tl.where(lives[i], d, 0.0)
+            deviations = deviations + (d,)
+    squares = deviations[0] * deviations[0]
+    rests = deviations[0]
+    for i in tl.static_range(1, PIECES):
+        squares += deviations[i] * deviations[i]
+        rests += deviations[i]
+    if CENTRED:
+        correction, squares = two_sums(rests, squares, 1, True)
+        correction = correction * inverse_n
+        # As in ``norm_rows_kernel``: this never cancels all of ``squares``.
+        squares -= correction * correction * count
+        squares = tl.where(squares < 0, 0.0, squares)
+    else:
+        squares = tl.sum(squares, 1, keep_dims=True)
+    statistic, scale = statistic_and_scale(squares, inverse_n, eps, LENGTH)
+    to = row_pointers(out, out_strides, outer, sizes, lane)
+    single = tl.max_contiguous(col, (1, 1))
+    for i in tl.static_range(PIECES):
+        if summed is not None:
+            sums_to = element_pointers(summed, summed_strides, outer, sizes, lane, i * BLOCK + col)
+            tl.store(sums_to, v[i].to(summed.dtype.element_ty), mask=lives[i])
+        y = deviations[i] * scale
+        if CENTRED:
+            y = y - correction * scale  # one FMA
+        place = i * BLOCK + single
+        y = load_affine(y, weight, bias, place, place < n, OFFSET)
+        tl.store(to + axis_offset(i * BLOCK + col, out_strides[2]), y.to(out.dtype.element_ty), mask=lives[i])
+    row = outer.to(tl.int64) * lanes + lane + tl.arange(0, 1)[:, None]
+    tl.store(rstd + row, statistic)
+    if CENTRED:
+        tl.store(mean + row, centre + correction)
 
 
 @jit

@@ -14,15 +14,10 @@ from triplan.sku import Target
 #: How much longer than estimated loops take along rows that begin between two vectors, forward and backward (there of
 #: 16 bits, and of long rows). (This and what follows: from drawn problems on an H200.)
 ODD_ROWS = (1.7, 1.3)
-#: Rows of up to this many elements keep that factor where they are read by vectors, too: ``rows`` was compared with
-#: what such loops took before.
-SHIFTED_FROM = 16384
 #: Microseconds of a loop.
 LOOP_US = 0.3
 #: Elements that a program has in a microsecond forward, of a row with gaps, and of one that begins between two vectors.
 SINGLE_PER_US = (1500.0, 3500.0)
-#: Elements of strided rows that all programs have in a microsecond: if results have no gaps, and otherwise.
-GAPPED_PER_US = (3.2e5, 1.9e5)
 #: What the second loop's reads cost; and where vectors are loaded, backward, and forward of so many elements and rows.
 CACHED_SHARE, CACHED_FROM, CACHED_ROWS = (0.35, 0.05), 8192, 512
 #: Elements of a tile of few rows.
@@ -64,14 +59,10 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
     def us(self, target: Target) -> float:
         us, r, narrow = max(super().us(target), self.several_us(target)), self.rows, self.element.itemsize == 2
         if self.tile.rows == 1 and not r.vectors:
-            estimated = not self.shifted() or r.n <= SHIFTED_FROM
-            if estimated and r.unit and (narrow or not self.backward or self.long()):
+            if not self.shifted() and r.unit and (narrow or not self.backward or self.long()):
                 us *= ODD_ROWS[self.backward]
             if not self.backward:
                 us = max(us, r.n / SINGLE_PER_US[r.unit])
-            if r.is_strided():
-                held, written = r.count * r.blocks(self.tile) * self.tile.block, (o for o in r.operands if o.is_written)
-                us = max(us, held / GAPPED_PER_US[not all(map(r.is_along, written))])
         return us + LOOP_US
 
     def unroll(self) -> int:

@@ -33,8 +33,6 @@ EXCHANGED = 32
 EXCHANGED_US = (0.03, 0.06)
 #: Elements of a program of several rows where neighbours are adjacent in no operand. Untuned.
 GAPPED = 1024
-#: Elements of strided rows, one a program, that all programs have in a microsecond. From drawn problems on an H200.
-GAPPED_PER_US = 3.6e5
 #: Bytes of compute elements up to which a thread has whole rows, a vector of neighbours, where these lie side by side;
 #: and bytes that such a program loads at least, if it has few warps: smaller ones leave memory idle.
 MOST_BESIDE, SHORT_BYTES = 256, 4096
@@ -42,13 +40,14 @@ MOST_BESIDE, SHORT_BYTES = 256, 4096
 #: there are more rows than multiprocessors. And the shortest tile of such rows. From drawn problems on an H200.
 IDLE, IDLE_FROM = (1.07, 1.15), 8192
 #: Of tiles whose rows are adjacent in some operands alone: elements that a program has in a microsecond, but for the
-#: first LATENT ones; and elements of a multiprocessor in one, forward and backward (half as many in tiles of more than
-#: CROSSED_TILE). (From drawn problems on an H200.)
-CROSSED_EACH, LATENT, CROSSED_PER_US, CROSSED_TILE = 2200.0, 1500, (3000.0, 2600.0), 4096
+#: first LATENT ones; and elements of a multiprocessor in one, forward and backward. (From drawn problems on an H200.)
+CROSSED_EACH, LATENT, CROSSED_PER_US = 2200.0, 1500, (3000.0, 2600.0)
+#: Elements of such a tile at most: larger ones, of single sectors then, take so many registers that few are resident.
+CROSSED_TILE = 4096
 
 
 class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
-    sku_version = 3  # short odd rows of 16 bits have fewer parts
+    sku_version = 4  # tiles whose rows are adjacent in some operands alone have fewer rows
     which = (kernels.softmax_rows_kernel, kernels.softmax_backward_rows_kernel)
     longest = (32768, 16384)  # registers hold one operand (forward), or two (backward)
     narrow_above = (16384, MOST_NARROW)
@@ -106,7 +105,10 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
             rows = 32 * vector * warps
             if rows <= 2 * r.lanes:
                 return Tile(rows, block, warps if r.lanes % vector == 0 else min(rows // 32, SEVERAL_WARPS))
-        return super().find_tile()
+        tile = super().find_tile()
+        if r.crossed and tile is not None and tile.rows > 1 and tile.rows * tile.block > CROSSED_TILE:
+            return Tile(tile.rows // 2, tile.block, tile.warps // 2)
+        return tile
 
     def most_registers(self) -> int:
         few = self.tile == self.few_rows(self.tile.block)
@@ -120,13 +122,11 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         if self.exchanged():
             us += EXCHANGED_US[self.backward] * self.rows.n
         if self.rows.is_strided() and tile.rows == 1:
-            alone = -(-self.programs() // target.sm_count) * self.gapped_us()
-            return max(us, alone, self.programs() * tile.block / GAPPED_PER_US)
+            return max(us, -(-self.programs() // target.sm_count) * self.gapped_us())
         if not self.rows.crossed or tile.rows == 1:
             return us
         alone = (tile.rows * tile.block - LATENT) / CROSSED_EACH
-        per_us = CROSSED_PER_US[self.backward] / (2 if tile.rows * tile.block > CROSSED_TILE else 1)
-        return max(us, alone, self.tiles_us(tile, self.programs(), per_us, target, 0.0))
+        return max(us, alone, self.tiles_us(tile, self.programs(), CROSSED_PER_US[self.backward], target, 0.0))
 
     def constants(self) -> dict[str, Any]:
         return {**super().constants(), "PIECES": max(-(-self.rows.n // self.part), 1), "BLOCK": self.part}

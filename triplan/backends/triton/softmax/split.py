@@ -8,10 +8,6 @@ from __future__ import annotations
 from triplan.backends.triton.common.rows_entries import TurnedSplit
 from triplan.backends.triton.softmax import split_kernels as kernels
 from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
-from triplan.sku import Target
-
-#: Elements of rows with gaps in a microsecond, of which programs load each twice. (From drawn problems on an H200.)
-GAPPED_PER_US = 2.3e5
 
 
 class SoftmaxSplit(TurnedSplit, SoftmaxEntry, ops=OPS):
@@ -26,10 +22,3 @@ class SoftmaxSplit(TurnedSplit, SoftmaxEntry, ops=OPS):
     def partials(self) -> tuple[str, ...]:
         """Maxima and sums of exponentials relative to them; backward, sums."""
         return ("totals",) if self.backward else ("tops", "totals")
-
-    def us(self, target: Target) -> float:
-        us = super().us(target)
-        if not self.rows.is_strided():
-            return us
-        held = self.rows.count * self.blocks() * self.tile.block
-        return max(us, self.later_us() + max(2 * self.gapped_us(), held / GAPPED_PER_US))
