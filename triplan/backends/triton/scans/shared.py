@@ -85,7 +85,7 @@ class ScanEntry(Entry):
 
     def singly(self) -> bool:
         """Whether results of contiguous rows are stored one by one."""
-        return not self.stores(self.grouped_bytes())
+        return self.rows.unit and not self.stores(self.grouped_bytes())
 
     def stores(self, nbytes: int) -> bool:
         """Whether results are stored in vectors of ``nbytes``: each row begins at one, and consists of whole ones."""
@@ -122,11 +122,13 @@ class ScanEntry(Entry):
         args = super().arguments()
         if self.group() == 1:
             return args
-        # Nothing is promised of the results' addresses: of vectors of them, each masked element would be stored by
-        # itself, and each sector be written once for each element that a thread has of it.
-        out = self.rows.operands[-1]
-        n = Int(self.rows.n, self.rows.n >= I32_LIMIT)
-        return args | {"n": n, "out": Ptr(out.name, out.element, out.element.itemsize)}
+        args["n"] = Int(self.rows.n, self.rows.n >= I32_LIMIT)
+        if self.rows.unit:
+            # Nothing is promised of the results' addresses: of vectors of them, each masked element would be stored by
+            # itself, and each sector be written once for each element that a thread has of it.
+            out = self.rows.operands[-1]
+            args["out"] = Ptr(out.name, out.element, out.element.itemsize)
+        return args
 
     def invariant(self) -> bool:
         """Whether batch invariance is claimed."""
