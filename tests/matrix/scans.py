@@ -30,7 +30,7 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
 def asks(desc: Any, entry: str, name: str) -> Patterns:
     rows = desc.scan_axis == len(desc.input_shape) - 1
     packed = rows and all(o.layout.packed for o in desc.operands()) and desc.input_shape[-1] % 4096 == 0
-    totals = entry == "split" and name == "scan_looped_kernel"  # there are few
+    totals = entry == "split" and name in ("scan_looped_kernel", "carry_maps_kernel")  # there are few
     anywhere = rows and desc.input_shape[-1] % 2 == 1 and not totals
     words = desc.element.itemsize == 2 and entry != "split"  # which reads totals of f32
     forbidden = (VECTOR_LOADS, WORD_LOADS) if words else (VECTOR_LOADS,)

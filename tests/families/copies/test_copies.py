@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from cases import WHERE
 from cases.functional import DEVICES
+from proofs import target
 from samples import same
 from torch.library import opcheck
 from torch.nn import functional as tf
@@ -181,6 +183,16 @@ PACKED = {"element": "bf16", "input_shape": (256, 3, 512, 512)}
 def test_elements_are_numbered_where_rows_have_no_vectors(op: str, fields: dict[str, Any], kernel: str) -> None:
     desc = tp.descriptor_types()[op](op=op, **fields)
     assert tp.plan(desc, target="h200").launches[0].kernel.__name__ == kernel
+
+
+@pytest.mark.parametrize("element", ["u8", "bf16"])
+@pytest.mark.parametrize("where", WHERE)
+def test_wide_odd_rows_are_joined_by_words(where: str, element: str) -> None:
+    """Rows begin at every distance from a word, and some programs have elements of several inputs or rows."""
+    desc = tp.JoinDescriptor(element=element, rows=5, widths=(8195, 37, 9001), layouts={"x0": tp.Layout(alignment=2)})
+    plan = tp.plan(desc, target=target(where), kernel="join")
+    assert plan.launches[0].constexprs["WIDE"]
+    assert check_plan(plan, runs=1).compared
 
 
 # --- functional ---

@@ -89,7 +89,7 @@ def test_kernels(where: str, kernel: str | None, axis: int) -> None:
     """Rows of several blocks, along both axes and from both ends, of any strides. (The proofs have packed rows.)"""
     lengths = {None: 100, "rows": 100, "looped": 5000, "split": 13_000}
     cases = [("cumsum", True, "packed"), ("cumsum", False, "strided"), ("cumprod_backward", False, "packed")]
-    for op, reverse, layout in cases[: 2 if kernel == "split" else 3]:
+    for op, reverse, layout in cases:
         n = min(lengths[kernel], 2200 if op == "cumprod_backward" else 13_000)
         options: dict[str, Any] = {"reverse": True} if reverse else {}
         shape = (n, 3) if axis == 0 else (3, n)
@@ -115,6 +115,20 @@ def test_rows_that_begin_anywhere(where: str, kernel: str | None, element: str) 
             assert constants["GROUP"] == (2 if element == "f64" else 4)
             assert constants["ROWS"] > 1 or one is not pages
         assert check_plan(plan, runs=1, passes=("unit",)).compared
+
+
+@pytest.mark.parametrize("n", [5000, 5001, 5004])
+@pytest.mark.parametrize("where", WHERE)
+def test_rows_that_begin_between_vectors_of_results(where: str, n: int) -> None:
+    """Results that are stored in whole vectors decide which thread has what; those in parts of vectors decide nothing,
+    as each element is stored by itself."""
+    desc = tp.ScanDescriptor(op="cumprod", input_shape=(3, n), scan_axis=1, element="f16")
+    aligned = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
+    desc = desc.replace(layouts={"x": tp.Layout(alignment=2), "out": aligned})
+    plan = tp.plan(desc, target=target(where), kernel="looped")
+    launch = plan.launches[0]
+    assert (launch.constexprs["GROUP"], launch.args["out"].alignment) == ((1, 16) if n == 5000 else (4, 2))
+    assert check_plan(plan, runs=1, passes=("unit",)).compared
 
 
 @pytest.mark.parametrize(("x", "out"), [("unit", "strided"), ("strided", "unit")])

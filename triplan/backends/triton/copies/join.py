@@ -32,6 +32,9 @@ WORDS = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
 #: Inputs between which elements choose in less time than they take in tiles of one input, if rows are odd and elements
 #: narrow; for bytes from more inputs, a choice for each column of a tile is faster: from 7 of 1 to 7 columns, H200.
 CHOICES = 4
+#: Bytes of a row of the widest input, at least, where programs look whether all of their elements are of one row of one
+#: input, and have twice as many. Untuned.
+WIDE = 8192
 
 
 class Tiles(NamedTuple):
@@ -64,7 +67,7 @@ def _tiles(desc: JoinDescriptor) -> Tiles:
     narrow = fewer or (numbered and total * item < SECTOR * count)
     many = word == 1 and count > CHOICES
     if numbered and (few or (narrow and not many)):
-        block = flat_block(out, word)
+        block = flat_block(out, word) * (2 if _is_wide(desc, word) else 1)
         return Tiles(1, block, -(-out.numel * item // (word * block)), "flat")
     return mixed if (narrow if many else fewer) and word == item else own
 
@@ -78,6 +81,11 @@ def _word(desc: JoinDescriptor) -> int:
         found.append((o.layout.stride_multiple if isinstance(stride, Along) else stride) * item)
         found.append(o.alignment)
     return min(VECTOR, *(n & -n for n in found if n))
+
+
+def _is_wide(desc: JoinDescriptor, word: int) -> bool:
+    """Whether programs look for elements that are all of one row of one input, to copy words of WORD bytes."""
+    return word < WORD <= desc.operand("out").alignment and max(desc.widths) * desc.element.itemsize >= WIDE
 
 
 def _is_numbered(desc: JoinDescriptor) -> bool:
@@ -181,7 +189,7 @@ def _flat(desc: JoinDescriptor, tiles: Tiles, given: Sequence[Operand]) -> Launc
         "columns": divisor(sum(extents), False),
         "numel": Int(numel, False, power_of_two_in(numel)),
     }
-    constants = {"WORD": WORDS[word], "BLOCK": tiles.width}
+    constants = {"WORD": WORDS[word], "WIDE": _is_wide(desc, word), "BLOCK": tiles.width}
     return Launch(kernels.join_flat_kernel, tiles.programs, args, constants, num_warps=THREADS // 32)
 
 

@@ -101,6 +101,7 @@ def join_flat_kernel(
     columns,
     numel,
     WORD: tl.constexpr,
+    WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """out[r, widths[0] + ... + widths[i - 1] + c] = inputs[i][r, c], of a packed result with ``numel`` elements.
@@ -108,8 +109,46 @@ def join_flat_kernel(
     Operands as in ``join_kernel``, in elements of the integer type WORD; columns: sum(widths), see ``quotient``.
     strides: one for all inputs if they are equal. For narrow inputs and odd rows: elements are numbered regardless of
     rows, and each finds its input. So loads have one element, but stores are vectors.
+
+    WIDE: a program whose elements are all of one row of one input copies them as words of 4 bytes, see ``_shifted``.
+    out then begins at such a word.
     """
     start = tl.program_id(0) * BLOCK
+    if WIDE:
+        row = quotient(start, columns)
+        column = start - row * columns[0]
+        x, stride, begin, end = as_words(inputs[0], WORD), strides[0], widths[0] * 0, widths[0]
+        for i in tl.static_range(1, len(inputs)):
+            is_here = column >= end
+            x, begin = tl.where(is_here, as_words(inputs[i], WORD), x), tl.where(is_here, end, begin)
+            if len(strides) > 1:
+                stride = tl.where(is_here, strides[i], stride)
+            end = tl.where(is_here, end + widths[i], end)
+        if column + BLOCK <= end:
+            size: tl.constexpr = BLOCK * WORD.primitive_bitwidth // 32
+            to = (as_words(out, WORD) + start).to(tl.pointer_type(tl.uint32)) + tl.arange(0, size)
+            tl.store(to, _shifted(x + (row * stride + (column - begin)), size))
+        else:
+            _join_flat(inputs, widths, strides, out, columns, numel, start, WORD, BLOCK)
+    else:
+        _join_flat(inputs, widths, strides, out, columns, numel, start, WORD, BLOCK)
+
+
+@jit
+def _shifted(x, SIZE: tl.constexpr):
+    """SIZE words of 4 bytes that begin at the address ``x``, which need not be a multiple of 4: each is taken from the
+    two words of memory that have its bytes. No word is read that has none of them."""
+    behind = (x.to(tl.int64) % 4).to(tl.int32)
+    words = (x.to(tl.pointer_type(tl.int8)) - behind).to(tl.pointer_type(tl.uint32)) + tl.arange(0, SIZE)
+    low = tl.load(words)
+    high = tl.load(words + 1, mask=words.to(tl.int64) * 0 + behind > 0, other=0)
+    bits = (8 * behind).to(tl.uint32)
+    return (low >> bits) | (high << (31 - bits) << 1)  # (a shift by 32 bits is not defined)
+
+
+@jit
+def _join_flat(inputs, widths, strides, out, columns, numel, start, WORD: tl.constexpr, BLOCK: tl.constexpr):
+    """The elements of ``join_flat_kernel`` from ``start`` on."""
     point = start + tl.arange(0, BLOCK)
     row = quotient(point, columns)
     column = point - row * columns[0]

@@ -27,6 +27,8 @@ LARGE, WIDER = 1 << 26, 1.04
 NARROW, LONG = (4, 16), 1024
 #: Time relative to a packed copy; that of elementwise's ``transposed``.
 SLOWDOWN = 1.04
+#: Microseconds in which the threads of a program exchange a tile. From drawn problems on an H200.
+TURN_US = 0.15
 #: Time of a masked-off lane, relative to one that moves elements. Untuned.
 IDLE = 0.3
 
@@ -86,7 +88,7 @@ def rank(desc: MoveDescriptor, target: Target) -> float:
     assert turned is not None
     rows, columns, _ = _tile(desc, turned)
     full = _programs(desc, turned) * rows * columns / desc.operand("out").numel
-    return geometry.bytes_us(desc, SLOWDOWN * (1 + IDLE * (full - 1)))
+    return TURN_US + geometry.bytes_us(desc, SLOWDOWN * (1 + IDLE * (full - 1)))
 
 
 @geometry.copies("transposed", applies, rank)

@@ -162,7 +162,7 @@ def reductions(
                 rank=rank,
                 numerics=lambda desc: numerics(plan_of(desc), name),
                 priority=priority,
-                version=8,  # long columns are read in whole waves, and groups of blocks of others
+                version=9,  # lines that are a little longer than a chunk have one
                 layout=layout,
                 **({} if workspace is None else {"workspace": workspace}),
             )(build)

@@ -20,6 +20,8 @@ WHOLE_LINE, WHOLE_ANY = 16384, 8192
 WHOLE_HELD, MORE_HELD = 32, 64
 #: Tiles of a line that one program reduces, at most; unless more than MOST_CHUNKS programs would share a line.
 CHUNK_TILES, MOST_CHUNKS = 8, 16384
+#: How many times as long lines are that one program still reduces: the second chunk would be short. Untuned.
+LONGER = 1.25
 #: Accumulators of a thread where lines begin between two vectors and are short, and warps that reduce them at most:
 #: more would exchange accumulators for each line. With 32, registers leave room for 18 warps on a multiprocessor.
 #: Untuned.

@@ -39,6 +39,7 @@ from triplan.backends.triton.reductions.limits import (
     LONE_BLOCKS,
     LONE_LINE,
     LONE_WARPS,
+    LONGER,
     MANY,
     MERGED_BYTES,
     MERGED_WARPS,
@@ -280,6 +281,8 @@ class Plan(Loads):
         if self.waves:
             return self.waves
         chunk = self.tile.block * max(CHUNK_TILES, -(-self.n // (self.tile.block * MOST_CHUNKS)))
+        if self.unit and chunk < self.n <= LONGER * chunk:
+            return -(-self.n // self.tile.block) * self.tile.block, 1
         if self.rowed:
             chunk = -(-chunk // self.reduced[-1].size) * self.reduced[-1].size
         elif self.across is not None:

@@ -24,7 +24,7 @@ AHEAD, GROUPED_AHEAD = 4, 8
 #: twice as long ones take longer. Untuned.
 GROUPED_BYTES, FEW_STEPS = 4096, 16
 #: Microseconds of the loop itself. From drawn problems on an H200.
-LOOP_US = 0.2
+LOOP_US = 0.25
 #: Microseconds of a step of a tile of several rows, for each of its warps: every thread combines the results of all
 #: other warps. From drawn problems on an H200.
 WARP_STEP_US = 0.18
@@ -45,8 +45,9 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
     which = (kernels.scan_looped_kernel, kernels.cumprod_backward_looped_kernel)
     priority = 2
     moves = False
+    program_us = 2.0  # of many short rows on an H200, drawn problems of ``bench anywhere``
     along = True
-    sku_version = 3  # bits of rows of whose results few are adjacent, and of crossed ones that are read with gaps
+    sku_version = 4  # bits of rows that begin between vectors, and whose results do not
 
     def find_tile(self) -> Tile:
         r = self.rows
@@ -110,4 +111,5 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
 class BackwardLooped(ScanLooped, ops=BACKWARD):
     elements = Entry.elements
     along = False
+    program_us = ScanEntry.program_us
     sku_version = 1

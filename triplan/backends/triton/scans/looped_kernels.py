@@ -16,7 +16,15 @@ from triplan.backends.triton.common.rows_kernels import (
     row_pointers,
     store_rows,
 )
-from triplan.backends.triton.scans.shared_kernels import combine, compose, edge, grouped_pointers, or_identity, scan
+from triplan.backends.triton.scans.shared_kernels import (
+    combine,
+    edge,
+    grouped_pointers,
+    maps,
+    or_identity,
+    scan,
+    store_gradients,
+)
 
 
 @jit
@@ -106,12 +114,7 @@ def cumprod_backward_looped_kernel(
     steps = tl.cdiv(n, BLOCK)
     for step in range(steps):
         col = (steps - 1 - step) * BLOCK + tl.arange(0, BLOCK)[None, :]
-        live = inside & (col < n)
-        b = tl.load(dout_at + axis_offset(col, dout_strides[2]), mask=live, other=0).to(COMPUTE)
-        a = tl.load(x_at + axis_offset(col + 1, x_strides[2]), mask=inside & (col + 1 < n), other=0).to(COMPUTE)
-        y = tl.load(out_at + axis_offset(col - 1, out_strides[2]), mask=live & (col > 0), other=0).to(COMPUTE)
-        y = or_identity(y, col > 0, True)
-        a, b = tl.associative_scan((a, b), 1, compose, reverse=True)
+        a, b = maps(dout_at, x_at, dout_strides, x_strides, col, n, inside, COMPUTE)
         s = b + a * carried
-        tl.store(to + axis_offset(col, dx_strides[2]), (y * s).to(dx.dtype.element_ty), mask=live)
+        store_gradients(out_at, to, out_strides, dx_strides, col, n, inside, s)
         carried = edge(s, BLOCK, True)

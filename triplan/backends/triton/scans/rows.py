@@ -17,8 +17,8 @@ PARTLY_CACHED = 1.05
 #: Warps of a tile up to which the first of SINGLY counts. Untuned.
 FEW_WARPS = 4
 #: Time of tiles whose threads have no adjacent elements, relative to other tiles without vectors: in up to FEW_WARPS
-#: warps, and in more. From drawn problems on an H200.
-SINGLY = (0.9, 1.15)
+#: warps, forward and reversed, and in more. From drawn problems on an H200.
+SINGLY, SINGLY_WIDE = (0.9, 1.1), 1.15
 
 
 class ScanRows(WholeRows, ScanEntry, ops=SCANS):
@@ -38,7 +38,8 @@ class ScanRows(WholeRows, ScanEntry, ops=SCANS):
         if self.rows.unit:
             held = self.programs() * self.tile.rows * self.tile.block
             apart = self.singly() and self.group() == 1
-            slower = SINGLY[self.tile.warps > FEW_WARPS] if apart else 1.0
+            slower = SINGLY_WIDE if self.tile.warps > FEW_WARPS else SINGLY[self.reversed()]
+            slower = slower if apart else 1.0
             us = max(us, self.scanned_us(held) * slower - LAUNCH_US)
         written = [o for o in self.rows.operands if o.is_written]
         partly = self.rows.crossed and self.tile.rows < self.rows.beside()
@@ -51,3 +52,4 @@ class ScanRows(WholeRows, ScanEntry, ops=SCANS):
 
 class BackwardRows(ScanRows, ops=BACKWARD):
     elements = Entry.elements
+    sku_version = 2

@@ -9,6 +9,7 @@
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
+from triplan.backends.triton.common.rows_kernels import axis_offset
 
 
 @jit
@@ -58,6 +59,25 @@ def compose(a, b, later_a, later_b):
     A run of the recurrence s[k] = b[k] + a[k] * s[k - 1] is such a map, applied to the s before the run.
     """
     return later_a * a, later_b + later_a * b
+
+
+@jit
+def maps(dout_at, x_at, dout_strides, x_strides, col, n, inside, COMPUTE: tl.constexpr):
+    """(a, b) [ROWS, BLOCK] of the elements ``col`` of rows that are ``inside``: s[k] = b[k] + a[k] * s, where s is that
+    of the element behind the last column, and s[k] = dout[k] + x[k + 1] * s[k + 1]."""
+    live = inside & (col < n)
+    b = tl.load(dout_at + axis_offset(col, dout_strides[2]), mask=live, other=0).to(COMPUTE)
+    a = tl.load(x_at + axis_offset(col + 1, x_strides[2]), mask=inside & (col + 1 < n), other=0).to(COMPUTE)
+    return tl.associative_scan((a, b), 1, compose, reverse=True)
+
+
+@jit
+def store_gradients(out_at, to, out_strides, dx_strides, col, n, inside, s):
+    """dx[k] = out[k - 1] * s[k] for the elements ``col`` of rows that are ``inside``; ``s``: [ROWS, BLOCK]."""
+    live = inside & (col < n)
+    y = tl.load(out_at + axis_offset(col - 1, out_strides[2]), mask=live & (col > 0), other=0).to(s.dtype)
+    y = or_identity(y, col > 0, True)
+    tl.store(to + axis_offset(col, dx_strides[2]), (y * s).to(to.dtype.element_ty), mask=live)
 
 
 @jit

@@ -9,11 +9,19 @@ from __future__ import annotations
 from triplan.backends.runtime.launch import Int, Launch
 from triplan.backends.triton.common.card import LAUNCH_US, SECTOR
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power
-from triplan.backends.triton.common.rows_entries import SplitRows
+from triplan.backends.triton.common.rows_entries import Entry, SplitRows
 from triplan.backends.triton.common.tiles import Tile, again_us, fits_grid, warps_for
 from triplan.backends.triton.scans import split_kernels as kernels
 from triplan.backends.triton.scans.looped_kernels import scan_looped_kernel
-from triplan.backends.triton.scans.shared import ALONG_PER_US, GROUPED_FROM, MOST, SCANS, ScanEntry
+from triplan.backends.triton.scans.shared import (
+    ALONG_PER_US,
+    BACKWARD,
+    BACKWARD_PER_US,
+    GROUPED_FROM,
+    MOST,
+    SCANS,
+    ScanEntry,
+)
 from triplan.sku import Support, Target
 
 #: If batch invariance is required, the choice between ``split`` and ``looped`` must not depend on the number of rows:
@@ -31,11 +39,14 @@ CROSSED_PER_US = 6e4
 
 #: Elements of the shortest rows that are divided several at a time. Untuned.
 LONG = 8192
+#: Microseconds of a tile of the backward beside its elements that are loaded one by one, and the time of both launches
+#: that have one, relative to one of ``looped`` that reads as much. Untuned.
+BACKWARD_STEP_US, BACKWARD_SHARE = 1.5, 1.6
 
 
 class ScanSplit(SplitRows, ScanEntry, ops=SCANS):
     priority = 1
-    sku_version = 3  # bits of few long rows that are read along, and whose results lie across
+    sku_version = 4  # bits of rows that begin between vectors, and whose results do not
 
     def find_tile(self) -> Tile:
         # Too few for ``looped`` to have several a program; a result alone would be a sector's only one.
@@ -74,7 +85,9 @@ class ScanSplit(SplitRows, ScanEntry, ops=SCANS):
         once = self.reducing_us(programs, rows * row / self.blocks(), target)
         passes, fixed = PRODUCTS if self.desc.op == "cumprod" else 2, LAUNCH_US + self.step_us()
         us = passes * (once - self.step_us()) + 2 * fixed + again_us(count * row)
-        us = max(us, once + self.scanned_us(count * self.blocks() * self.tile.block) * (passes - 1))
+        # (Totals of a product are scanned forward, in vectors in no time.)
+        scans = 1 if self.rows.vectors else passes - 1
+        us = max(us, once + self.scanned_us(count * self.blocks() * self.tile.block) * scans)
         r = self.rows
         if rows > 1:
             held = programs * rows * self.tile.block * self.compute.itemsize / 4
@@ -94,4 +107,37 @@ class ScanSplit(SplitRows, ScanEntry, ops=SCANS):
             self.launch(kernels.scan_totals_kernel, programs),
             self.launch(scan_looped_kernel, self.rows.count, self.totals_tile(), rows, AHEAD=False, GROUP=1),
             self.launch(kernels.scan_finish_kernel, programs),
+        ]
+
+
+class BackwardSplit(ScanSplit, ops=BACKWARD):
+    """The maps s -> term + factor * s of all blocks, their compositions from the end of each row on, and the results
+    of each block from the s behind it."""
+
+    elements = Entry.elements
+    sku_version = 1
+
+    def invariant(self) -> bool:
+        return False
+
+    def partials(self) -> tuple[str, ...]:
+        return "factors", "terms"
+
+    def totals_tile(self) -> Tile:
+        block = min(ceil_power(self.blocks()), self.most())
+        return Tile(1, block, warps_for(block, self.compute.itemsize))
+
+    def us(self, target: Target) -> float:
+        programs, nbytes = self.programs(), self.rows.sectors() * self.tile.block * self.element.itemsize
+        step = BACKWARD_STEP_US + self.step_us()
+        composed = BACKWARD_STEP_US * -(-self.blocks() // self.totals_tile().block)
+        busy = BACKWARD_SHARE * programs * self.tile.block / BACKWARD_PER_US[self.element.itemsize]
+        return 2 * LAUNCH_US + composed + max(2 * step, busy, self.reducing_us(programs, 6 * nbytes, target))
+
+    def main(self) -> list[Launch]:
+        programs = self.programs()
+        return [
+            self.launch(kernels.block_maps_kernel, programs),
+            self.launch(kernels.carry_maps_kernel, self.rows.count, self.totals_tile()),
+            self.launch(kernels.cumprod_backward_finish_kernel, programs),
         ]

@@ -3,7 +3,8 @@ ROWS neighbouring rows are.
 
 Between the launches of these two kernels ``scan_looped_kernel`` scans the totals of each row. For operands of shape
 [outer, lanes, n] and their strides see ``common/rows_kernels``. The first launch loads with ``evict_last``, to keep the
-rows in the L2 cache for the last one, which loads with ``evict_first``.
+rows in the L2 cache for the last one, which loads with ``evict_first``. The backward is divided likewise: between its
+launches ``carry_maps_kernel`` composes the maps of blocks.
 """
 
 # mypy: ignore-errors
@@ -13,7 +14,16 @@ import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import axis_offset, row_pointers
-from triplan.backends.triton.scans.shared_kernels import combine, edge, grouped_pointers, or_identity, scan
+from triplan.backends.triton.scans.shared_kernels import (
+    combine,
+    compose,
+    edge,
+    grouped_pointers,
+    maps,
+    or_identity,
+    scan,
+    store_gradients,
+)
 
 
 @jit
@@ -105,3 +115,88 @@ def scan_finish_kernel(
     v = tl.load(at, mask=live, other=0, eviction_policy="evict_first")
     y = combine(before, scan(or_identity(v.to(COMPUTE), live, PRODUCT), PRODUCT, REVERSE), PRODUCT)
     tl.store(to + axis_offset(col, out_strides[2]), y.to(out.dtype.element_ty), mask=live)
+
+
+@jit
+def block_maps_kernel(
+    dout,
+    x,
+    factors,
+    terms,
+    dout_strides,
+    x_strides,
+    sizes,
+    lanes,
+    n,
+    blocks,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """s[first] = terms + factors * s[last + 1] for one block of a row, where s[k] = dout[k] + x[k + 1] * s[k + 1].
+
+    dout, x: [outer, lanes, n] of f16, bf16, f32 or f64; factors, terms: [rows, blocks] of COMPUTE. ROWS is 1.
+    """
+    outer, lane, block, number = block_of(blocks, lanes, ROWS)
+    dout_at = row_pointers(dout, dout_strides, outer, sizes, lane)
+    x_at = row_pointers(x, x_strides, outer, sizes, lane)
+    col = block.to(n.dtype) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    a, b = maps(dout_at, x_at, dout_strides, x_strides, col, n, lane < lanes, COMPUTE)
+    one = tl.zeros((1, 1), tl.int32)
+    tl.store(factors + number + one, edge(a, BLOCK, True))
+    tl.store(terms + number + one, edge(b, BLOCK, True))
+
+
+@jit
+def carry_maps_kernel(factors, terms, blocks, COMPUTE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """terms[j] += factors[j] * terms[j + 1], from the last block of each row on.
+
+    factors, terms: [rows, blocks] of COMPUTE. A program composes the maps of a row, BLOCK blocks at a time; ROWS is 1.
+    """
+    first = tl.program_id(0).to(tl.int64) * blocks
+    carried = tl.zeros((1, 1), COMPUTE)
+    steps = tl.cdiv(blocks, BLOCK)
+    for step in range(steps):
+        block = (steps - 1 - step) * BLOCK + tl.arange(0, BLOCK)[None, :]
+        live = block < blocks
+        a = tl.load(factors + first + block, mask=live, other=0)
+        b = tl.load(terms + first + block, mask=live, other=0)
+        a, b = tl.associative_scan((a, b), 1, compose, reverse=True)
+        s = b + a * carried
+        tl.store(terms + first + block, s, mask=live)
+        carried = edge(s, BLOCK, True)
+
+
+@jit
+def cumprod_backward_finish_kernel(
+    dout,
+    x,
+    out,
+    dx,
+    terms,
+    dout_strides,
+    x_strides,
+    out_strides,
+    dx_strides,
+    sizes,
+    lanes,
+    n,
+    blocks,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """dx[k] = out[k - 1] * s[k] for one block of a row, where s[k] = dout[k] + x[k + 1] * s[k + 1].
+
+    dout, x, out, dx: [outer, lanes, n] of f16, bf16, f32 or f64; terms: [rows, blocks] of COMPUTE, the s of the first
+    element of each block. ROWS is 1.
+    """
+    outer, lane, block, number = block_of(blocks, lanes, ROWS)
+    dout_at = row_pointers(dout, dout_strides, outer, sizes, lane)
+    x_at = row_pointers(x, x_strides, outer, sizes, lane)
+    out_at = row_pointers(out, out_strides, outer, sizes, lane)
+    to = row_pointers(dx, dx_strides, outer, sizes, lane)
+    carried = tl.load(terms + number + 1, mask=block + 1 < blocks, other=0)
+    col = block.to(n.dtype) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    a, b = maps(dout_at, x_at, dout_strides, x_strides, col, n, lane < lanes, COMPUTE)
+    store_gradients(out_at, to, out_strides, dx_strides, col, n, lane < lanes, b + a * carried)
