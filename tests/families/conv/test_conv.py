@@ -16,7 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import triplan as tp
 import triplan.functional as F  # noqa: N812
 import triplan.nn
-from triplan.backends.triton.conv import depthwise, pointwise
+from triplan.backends.triton.conv import depthwise, pointwise, tiles
+from triplan.sku.facts import forget_facts
 from triplan.testing import check_plan, descriptors
 
 Tensor = torch.Tensor
@@ -391,6 +392,26 @@ def test_copies_change_no_bits(op: str, where: str) -> None:
         assert len({plan.sku().numerics_id for plan in plans}) == 1
         (name, first), (_, second) = (next(iter(run(plan, problem.values).items())) for plan in plans)
         assert torch.equal(first, second), name
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("op", ["conv2d", "conv2d_backward_input"])
+def test_pixels_of_a_tile_of_fmas_change_no_bits(op: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few images have tiles of fewer pixels, where the weights' features are adjacent."""
+    sizes: dict[str, Any] = {"height": 6, "width": 6, "in_channels": 40, "out_channels": 48}
+    desc: Any = tp.descriptor_types()[op](**{**FIELDS, **sizes, "batch": 3}, element="f32")
+    few = tp.plan(desc, target=target(where), kernel="converted")
+    values = {o.name: torch.randn(o.shape) for o in desc.operands() if not o.is_written}
+    first = run(few, values)
+    monkeypatch.setattr(tiles, "FEW_SUMS", tiles.FEW_WARPS)
+    forget_facts()
+    many = tp.plan(desc, target=target(where), kernel="converted")
+    forget_facts()
+    blocks = [next(x.constexprs["BLOCK_M"] for x in p.launches if "BLOCK_M" in x.constexprs) for p in (few, many)]
+    assert blocks == [16, 64]
+    assert few.sku().numerics_id == many.sku().numerics_id
+    for name, found in run(many, values).items():
+        assert torch.equal(found, first[name]), name
 
 
 def test_what_is_selected() -> None:

@@ -30,12 +30,12 @@ TERAFLOPS = {
 #: How many times as long products take whose factors are read element by element, by their bytes. Of f64 from drawn
 #: problems on an H200, otherwise untuned.
 SCATTERED = {2: 8.0, 4: 8.0, 8: 1.0}
-#: TFLOP/s of FMAs, by whether weights are adjacent along the features: along what is summed, which few threads find in
-#: different banks, measured on an H200; along the features untuned.
+#: TFLOP/s of FMAs, by whether weights are adjacent along the features; along what is summed, few threads find them in
+#: different banks. Measured on an H200, where large problems reach more of those along the features.
 FMA_TERAFLOPS = {False: 13.0, True: 25.0}
-#: Microseconds of one multiprocessor for an element of a step of pairs of a tap and a channel. From drawn problems on
-#: an H200, of f16, tf32 and f64.
-FLAT_US = 4e-4
+#: Microseconds of one multiprocessor for an element of a step of pairs of a tap and a channel, by its bytes. From drawn
+#: problems on an H200, of f16, tf32 and f64.
+FLAT_US = {2: 4e-4, 4: 7e-4, 8: 4e-4}
 #: Elements that a multiprocessor reads in a microsecond one by one, as strides are no multiples of a vector, by their
 #: bytes: no copy of 2 bytes runs while tiles are multiplied; and those that it writes. From drawn problems on an H200.
 RAGGED_PER_US = {2: 2700, 4: 2400, 8: 2000}
@@ -61,6 +61,8 @@ MOST_PARTS = 128
 FLAT_COLUMNS, FLAT_COLUMNS_FMA = 64, 32
 #: Elements of a tile up to which 4 warps compute it, and not 8. Untuned.
 FEW_WARPS = 64 * 64
+#: Elements of a tile of FMAs at least: 8 of each thread. Untuned below.
+FEW_SUMS = 16 * 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +199,12 @@ class Tiles:
             m, n = (2 * known.m, 2 * known.n) if _transposed(desc) else (known.m, known.n)
             return Tile(_fitting(m, desc.filters), _fitting(n, desc.channels), known.k, stages)
         n, k = _fitting(known.n, _features(desc)), self._depth(desc) or min(known.k, 32)
-        tiles = -(-_rows(desc) // known.m) * -(-_features(desc) // n) * desc.groups
-        # Of half the pixels, more multiprocessors have a tile: no bits depend on that.
-        few = by_fma(desc) and known.m * n == FEW_WARPS and tiles < card.SMS
-        return Tile(known.m // 2 if few else known.m, n, k, stages)
+        m, beside = known.m, -(-_features(desc) // n) * desc.groups * (math.prod(desc.stride) if _strided(desc) else 1)
+        if by_fma(desc) and along_features(desc):
+            # No bits depend on m. Where weights lie otherwise, each of a thread's pixels saves reads that conflict.
+            while m * n > FEW_SUMS and -(-_rows(desc) // m) * beside < card.SMS:
+                m //= 2
+        return Tile(m, n, k, stages)
 
     def _tiles(self, desc: Conv2dProblem) -> tuple[int, int]:
         """Tiles along the rows and columns of the product, of one group (and tap)."""
@@ -255,14 +259,15 @@ class Tiles:
         if by_fma(desc):
             # Narrow tiles have few sums a thread.
             rate = min(rate, FMA_TERAFLOPS[along_features(desc)] * min(tile.n / 64, 1.0))
-        rate *= TERA_PER_US
-        if target.arch is ArchSku.SM90A:  # wgmma takes 64 rows; fewer are multiplied as on older cards
+        elif target.arch is ArchSku.SM90A:  # wgmma takes 64 rows; fewer are multiplied as on older cards
             rate *= min(tile.m, 64) / 64
-        work = 2.0 * products / rate
+        work = 2.0 * products / (rate * TERA_PER_US)
         apart = [o.name for o in shared.channels_apart(desc) if not o.is_written]
         if apart and not (apart == ["weight"] and by_fma(desc) and along_features(desc)):
             work *= SCATTERED[desc.element.itemsize]
         steps, launched = products // (tile.m * tile.n * tile.k), max(self.programs(desc), 1)
+        # FMAs of a program do not hide what it waits for.
+        chain = (work * target.sm_count + steps * STEP_US[False]) / launched if by_fma(desc) else 0.0
         ragged = self._ragged(desc) / RAGGED_PER_US[desc.element.itemsize]
         one_tap = shared.of_weight(desc) and not self._flat(desc)
         alone = self._ragged(desc) / (ALONE_PER_US[one_tap] * tile.warps)
@@ -275,8 +280,8 @@ class Tiles:
             masked = MASKED if _reduced(desc) % tile.k else 1.0
             work = max(work, steps * read * masked / target.sm_count)
         if self._flat(desc):
-            work = max(work, steps * FLAT_US * (tile.m + tile.n) * tile.k / target.sm_count)
-        waiting = steps / launched * max(STEP_US[shared.of_weight(desc)], alone)
+            work = max(work, steps * FLAT_US[desc.element.itemsize] * (tile.m + tile.n) * tile.k / target.sm_count)
+        waiting = max(steps / launched * max(STEP_US[shared.of_weight(desc)], alone), chain)
         work = max(work * max(target.sm_count / launched, 1.0), waiting)
         # A program that multiplies tiles waits for what it reads first, and others do not make up for all of it.
         stored = stored * max(launched / target.sm_count, 1.0)
@@ -302,7 +307,8 @@ class Tiles:
         tile = self.tile_of(desc)
         sides = {"x": tile.n if shared.of_weight(desc) else tile.m, "dout": tile.m, "weight": tile.n}
         read = (o for o in desc.operands() if o.name in sides and o.shape[1] > 1 and not o.layout.packed)
-        return sum(tile.k * sides[o.name] for o in read if not shared.in_vectors(o))
+        whole = desc.operand("weight") if by_fma(desc) and along_features(desc) else None
+        return sum(tile.k * sides[o.name] for o in read if not (shared.in_vectors(o) or o == whole))
 
     def guarantee(self, desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:
         if shared.of_weight(desc):

@@ -12,7 +12,7 @@ import triton.language as tl
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.offsets_kernels import quotient
 from triplan.backends.triton.common.overlap import begin
-from triplan.backends.triton.conv.shared_kernels import first, load_near, offset, place_of, position, store_near
+from triplan.backends.triton.conv.shared_kernels import first, offset, place_of, position
 
 
 @jit
@@ -142,11 +142,7 @@ def conv2d_tiles_kernel(
         x, in_columns = position(at_column[:, None], along * reach_columns, source_columns, TRANSPOSED)
         at = images + offset(y, source_strides[2]) + offset(x, source_strides[3])
         at = at + offset(channel, source_strides[1])[None, :]
-        found = in_pixels & in_rows & in_columns & inside[None, :]
-        if BLOCK_M == 16:
-            a = load_near(at, found, (source_strides[3], source_strides[1]))
-        else:  # no branch: it doubles the registers of large tiles, and may keep loads from running beside products
-            a = tl.load(at, mask=found, other=0.0)
+        a = tl.load(at, mask=in_pixels & in_rows & in_columns & inside[None, :], other=0.0)
         at = filters + offset(channel, weight_strides[0 if TRANSPOSED else 1])[:, None]
         if FLAT:
             at += offset(tap_row, weight_strides[2])[:, None] + offset(tap_column, weight_strides[3])[:, None]
@@ -159,11 +155,7 @@ def conv2d_tiles_kernel(
         acc += tl.load(bias + offset(whole, bias_stride), mask=feature < features, other=0.0).to(ACC)[None, :]
     at = out + (offset(image, out_strides[0]) + offset(row, out_strides[2]) + offset(column, out_strides[3]))[:, None]
     at = at + offset(whole, out_strides[1])[None, :]
-    value, found = acc.to(out.dtype.element_ty), in_pixels & in_features
-    if BLOCK_M == 16:
-        store_near(at, value, found, (out_strides[3], out_strides[1]))
-    else:
-        tl.store(at, value, mask=found)
+    tl.store(at, acc.to(out.dtype.element_ty), mask=in_pixels & in_features)
 
 
 @jit
