@@ -94,7 +94,7 @@ def asks(arch: str, desc: Any, entry: str, name: str) -> Patterns:
     if entry == "depthwise" and desc.in_channels == 128 and name != "conv2d_fold_kernel":
         # A thread has four channels, or two.
         return ((VECTORS if desc.element.itemsize == 4 else r"\.v2\.b32",) if desc.element.itemsize <= 4 else ()), ()
-    if desc.in_channels != 256 or name == "conv2d_fold_kernel":
+    if desc.in_channels != 256 or name in ("conv2d_fold_kernel", "conv2d_copy_kernel"):
         return (), ()
     if entry == "columns":
         mma = r"wgmma\.mma_async" if arch == "sm90a" else r"mma\.sync"
