@@ -33,7 +33,8 @@ TILES = Choice(
         ("tf32", 256): (Tile(16, 16, 4, 1), Tile(16, 32, 8, 1)),
         ("tf32x3", 64): (Tile(64, 32, 4, 1), Tile(32, 128, 8, 1)),
         ("tf32x3", 128): (Tile(16, 32, 4, 1), Tile(32, 16, 4, 1)),
-        # Threads read rows of a tile from the same banks of shared memory: of one warp, the fewest for each product.
+        # The lanes of a warp read rows of a tile from the same banks of shared memory, which bounds these kernels. With
+        # one warp a thread has more elements of the scores, so that each read serves more multiply-adds.
         ("scalar", 32): (Tile(16, 16, 1, 1), Tile(16, 16, 1, 1)),
         ("scalar", 64): (Tile(16, 16, 4, 1), Tile(16, 32, 4, 1)),
         ("scalar", 128): (Tile(16, 16, 4, 1), Tile(16, 32, 4, 1)),
