@@ -379,3 +379,23 @@ def test_bisections_compare_with_what_torchs_do(levels: int, where: str, constan
             assert searching.rows_of(desc) == (16 if turned else 1)
             given = {"sequence": sequence, "x": x}
             assert check_plan(tp.plan(desc, target=target(where)), runs=1, given=given).compared
+
+
+@pytest.mark.parametrize(
+    ("element", "rows", "n", "m", "turned", "warps", "levels"),
+    [
+        ("f32", 40000, 128, 1024, False, 8, 3),
+        ("f64", 40000, 128, 1024, False, 8, 2),  # a third step takes more than 32 registers
+        ("f32", 40000, 128, 1024, True, 16, 2),
+        ("f32", 4096, 3000, 8192, False, 32, 2),
+        ("f32", 40000, 128, 128, False, 2, 2),
+        ("f32", 64, 128, 1024, False, 16, 2),
+        ("f32", 40000, 1, 32, False, 1, 1),
+    ],
+)
+def test_threads_search_for_several_elements_of_many(
+    element: tp.ElementKind, rows: int, n: int, m: int, turned: bool, warps: int, levels: int
+) -> None:
+    layouts = {"out": tp.Layout.strided(unit_axis=0)} if turned else {}
+    desc = tp.SearchSortedDescriptor(element=element, rows=rows, n=n, m=m, layouts=layouts)
+    assert (searching.warps_of(desc), searching.levels_of(desc)) == (warps, levels)

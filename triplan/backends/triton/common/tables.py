@@ -33,8 +33,8 @@ PROGRAMS = 4224
 #: argument takes the host time.
 FEW = 4
 #: Programs up to which each has a copy of its tensor's size and addresses: it then waits for its tensor's number no
-#: longer. More programs than run at a time hide that. Untuned.
-COPIED = 2048
+#: longer. More waves of programs hide that. Set by hand, from clipping on an H200, which gained within two waves.
+COPIED = PROGRAMS
 #: Blocks of a program, where that leaves few programs without any: those that run at a time then read and write few
 #: pages of memory. Set by hand, from Adam of f32 on an H200.
 BLOCKS = 2

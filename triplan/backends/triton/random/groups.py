@@ -48,9 +48,4 @@ def groups(desc: RandomDescriptor, target: Target) -> list[Launch]:
     # Without a limit ptxas aims at some 80 registers, to raise occupancy, and spills 8 bytes.
     most = None if desc.op not in READING else 96 if _blocks(desc) == 1 else LOOPED_REGISTERS
     grid = _programs(desc)
-    # Few numbers wait for the launch that draws their seed and offset, in a captured graph; of more programs than
-    # multiprocessors, some would wait in the place of the launch before.
-    early = grid <= target.sm_count
-    return [
-        Launch(kernels.groups_kernel, grid, args, made, num_warps=4, max_registers=most, fuses=False, overlaps=early)
-    ]
+    return [Launch(kernels.groups_kernel, grid, args, made, num_warps=4, max_registers=most, fuses=False)]

@@ -6,7 +6,6 @@
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
-from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.common.philox_kernels import as_i64, keep, state_of
 from triplan.backends.triton.random.shared_kernels import pairs
 
@@ -41,7 +40,6 @@ def groups_kernel(
     POINT_TYPE: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
-    OVERLAPS: tl.constexpr,
 ):
     """out[i] = NUMBER(word(first + i), x[i], parameters) for i < numel, in BLOCKS blocks per program.
 
@@ -49,7 +47,6 @@ def groups_kernel(
     ``first`` is a multiple of that, a vector holds the elements of one counter, and only the last block is masked,
     because masks narrow accesses; otherwise every block is.
     """
-    begin(OVERLAPS)
     seed, offset = state_of(state)
     keep(state)
     if SCALARS is not None:

@@ -13,13 +13,19 @@ from triplan.descriptors import Operand, SearchSortedDescriptor
 from triplan.sku import ElementKind, Support, Target
 from triplan.sku.facts import fact
 
-#: (elements that a program searches for at most, those of a thread), and the same if there are PROGRAMS of such:
-#: a multiprocessor then has two of them, whose rows its L1 holds. From drawn problems on an H200, of which smaller ones
-#: take longer by the second.
-FEW, MANY, PROGRAMS = (512, 1), (2048, 2), 2048
-
-
-#: Steps of a bisection at most that compare with elements in registers: all of 2**LEVELS - 1 are loaded. Untuned.
+#: Threads that an H200 runs at a time. Where more elements are searched for, a thread has several, whose bisections do
+#: not wait for each other.
+THREADS = 132 * 2048
+#: Elements of a thread at most. LESS of LONG rows, and of tiles, whose threads have elements of several rows: each then
+#: compares with its own registers. From drawn problems on an H200, that of long rows untuned.
+EACH, LESS = 4, 2
+#: Bytes of a sequence beyond which most loads of a warp touch as many lines of the cache as it has lanes. Untuned.
+LONG = 32 * 128
+#: Elements that a program searches for at most: of one element a thread, of several, and of long rows if there are
+#: PROGRAMS of such: a multiprocessor then has two of them, whose rows its L1 holds. From drawn problems on an H200.
+BLOCK, BLOCK_OF_SEVERAL, BLOCK_OF_LONG, PROGRAMS = 512, 1024, 2048, 2048
+#: Steps of a bisection at most that compare with elements in registers: all of 2**LEVELS - 1 are loaded. One more for
+#: EACH elements of up to 4 bytes, which share them: 32 registers are enough, with which all threads can run.
 LEVELS = 2
 #: Rows of a tile at most, for operands that are contiguous along rows: results of 8 bytes fill a line of the cache.
 #: Untuned.
@@ -53,18 +59,38 @@ def block_of(desc: SearchSortedDescriptor) -> int:
     much as a warp of them."""
     rows = rows_of(desc)
     least = max(32 // rows, 1)
-    blocks = (min(max(ceil_power(desc.m), least), _most(desc)[0] // rows) >> i for i in range(3))
+    blocks = (min(max(ceil_power(desc.m), least), _most(desc) // rows) >> i for i in range(3))
     return min((b for b in blocks if b >= least), key=lambda b: -(-desc.m // b) * (b * rows + 32))
 
 
-def _most(desc: SearchSortedDescriptor) -> tuple[int, int]:
-    """(elements of a program at most, those of a thread)."""
-    return MANY if desc.rows * (desc.m // MANY[0]) >= PROGRAMS else FEW
+def _is_long(desc: SearchSortedDescriptor) -> bool:
+    return desc.n * desc.element.itemsize > LONG
+
+
+def _each(desc: SearchSortedDescriptor) -> int:
+    """Elements of a thread, if programs are large enough."""
+    most = LESS if _is_long(desc) or rows_of(desc) > 1 else EACH
+    return min(max(ceil_power(desc.rows * desc.m // THREADS + 1) // 2, 1), most)
+
+
+def _most(desc: SearchSortedDescriptor) -> int:
+    """Elements of a program at most."""
+    if _is_long(desc) and desc.rows * (desc.m // BLOCK_OF_LONG) >= PROGRAMS:
+        return BLOCK_OF_LONG
+    return BLOCK_OF_SEVERAL if _each(desc) > 1 else BLOCK
+
+
+def warps_of(desc: SearchSortedDescriptor) -> int:
+    """Warps of a program: two at least, as a multiprocessor runs 32 programs and 64 warps, if these are full."""
+    tile = rows_of(desc) * block_of(desc)
+    return max(tile // (32 * _each(desc)), min(tile // 32, 2), 1)
 
 
 def levels_of(desc: SearchSortedDescriptor) -> int:
     """Steps that compare with elements in registers."""
-    return min((desc.n + 1).bit_length() - 1, LEVELS)
+    each = rows_of(desc) * block_of(desc) // (32 * warps_of(desc))
+    more = each == EACH and desc.element.itemsize <= 4
+    return min((desc.n + 1).bit_length() - 1, LEVELS + more)
 
 
 def supports(desc: SearchSortedDescriptor, target: Target) -> Support:
@@ -114,7 +140,5 @@ def searching(desc: SearchSortedDescriptor, target: Target) -> list[Launch]:
         "blocks": Int(-(-desc.m // block)),
         "steps": Int((desc.n + 1).bit_length() - 1 - levels_of(desc)),
     }
-    tile = rows_of(desc) * block
-    warps = max(tile // (32 * _most(desc)[1]), 1)
     constants = {"RIGHT": desc.right, "ROWS": rows_of(desc), "COLS": block, "LEVELS": levels_of(desc)}
-    return [Launch(kernels.searchsorted_kernel, programs(desc), args, constants, num_warps=warps)]
+    return [Launch(kernels.searchsorted_kernel, programs(desc), args, constants, num_warps=warps_of(desc))]
