@@ -11,7 +11,7 @@ from cases.gemm import COLUMN, ELEMENTS, LOOSE_COLUMN, LOOSE_ROW, backward, batc
 import triplan as tp
 from matrix import Build, Patterns, compiles, planned
 from triplan.backends.runtime.launch import Launch, overlapping
-from triplan.backends.triton.gemm import fma, split_k, tf32_turned, tiles, wgmma, wgmma_backward, wgmma_tiles
+from triplan.backends.triton.gemm import fma, split_k, tiles, wgmma, wgmma_backward, wgmma_tiles
 from triplan.backends.triton.gemm.rings import lower, rings_of
 from triplan.backends.triton.gemm.tile_shapes import tiles_of
 
@@ -154,8 +154,6 @@ def asks(desc: Any, entry: str, name: str) -> Patterns:
         # Between the initialisation of the last barrier and what follows it, TMA is told.
         fence = r"mbarrier\.init[^;]*;(?:(?!mbarrier\.init|griddepcontrol)[\s\S])*fence\.proxy\.async\.shared"
         return (r"wgmma\.mma_async", r"cp\.async\.bulk\.tensor", fence), ()
-    if name == "tf32_turned_kernel":
-        return (r"wgmma\.mma_async", r"cp\.async\.c[ag]"), (r"mma\.sync",)
     has: list[str] = []
     lacks: tuple[str, ...] = ()
     if desc.element == "i8":
@@ -201,20 +199,12 @@ def others(op: str, entry: str, target: tp.Target) -> Iterator[tuple[tp.Descript
         wide = base.replace(element="f32", layouts={})
         odd = wide.replace(m=4097, n=4099, k=4101)
         turned = [d.replace(layouts={"a": LOOSE_COLUMN, "c": COLUMN}) for d in (wide, odd)]
-        few = wide.replace(n=21, layouts={"a": LOOSE_COLUMN})
+        few, many = wide.replace(n=21, layouts={"a": LOOSE_COLUMN}), wide.replace(n=12288)
         rows = wide.replace(n=32, k=4101)
-        for desc in (wide, odd, *turned, few, few.replace(n=32, layouts={"a": COLUMN}), rows, rows.replace(n=21)):
+        for desc in (wide, odd, many, *turned, few, few.replace(n=32, layouts={"a": COLUMN}), rows, rows.replace(n=21)):
             for split in fma.splits_of(desc, target):
                 if split.pieces <= 2:
                     yield desc, overlapping(fma.launches(desc, split), target)
-    elif (op, entry) == ("gemm", "tf32_turned"):
-        plain = tp.GemmDescriptor(m=4096, n=4096, k=4096, element="f32", math="tf32", epilogue="bias_relu")
-        across: tuple[dict[str, Any], ...] = ({}, {"a": COLUMN}, {"a": COLUMN, "b": COLUMN})
-        for layouts in (*across, *({**found, "c": "strided"} for found in across)):
-            desc = plain.replace(layouts=layouts)
-            for split in tf32_turned.splits_of(desc, target):
-                if split.pieces <= 2:
-                    yield desc, overlapping(tf32_turned.launches(desc, split), target)
     elif (op, entry) == ("gemm", "split_k"):
         for split in split_k.splits_of(DECODE, target):
             yield DECODE, overlapping(split_k.launches(DECODE, split), target)

@@ -144,8 +144,6 @@ def examples(cls: type[Descriptor], **fixed: Any) -> Iterator[Descriptor]:
                 yield _in_one_piece(found.replace(in_channels=INNER + 1, kernel=(1, 1)))
             elif cls.category is OpCategory.GEMM:
                 yield from (found.replace(n=1), found.replace(k=1), found.replace(n=INNER + 1), _by_columns(found))
-                if getattr(found, "element", None) is ElementKind.F32:  # kernels may multiply it as tf32 alone
-                    yield found.replace(math="tf32")
             elif cls.category is OpCategory.ATTENTION:
                 yield from (found.replace(head_dim=INNER + 1), found.replace(head_dim=3 * INNER))
         except InvalidProblem:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from cases import H200, compiles, pinned, required
-from cases.gemm import COLUMN, LOOSE_COLUMN, LOOSE_ROW, backward_grid, batched_grid, check, grid, plan_with
+from cases.gemm import COLUMN, LOOSE_COLUMN, LOOSE_ROW, ROW, backward_grid, batched_grid, check, grid, plan_with
 
 import triplan as tp
 from triplan.backends.triton.gemm import fma
@@ -29,6 +29,8 @@ KERNEL, COPY, SUMS = "fma_kernel", "matrix_copy_kernel", "pieces_kernel"
         ({"n": 4095, "k": 4095, "layouts": {"a": LOOSE_COLUMN, "b": LOOSE_ROW}}, [KERNEL]),
         ({"m": 255, "n": 12288, "k": 1 << 16, "layouts": {"a": LOOSE_COLUMN}}, [COPY, KERNEL, SUMS]),
         ({"m": 255, "n": 12288, "k": 4101}, [COPY, KERNEL, SUMS]),
+        ({"n": 12288}, [COPY, KERNEL]),
+        ({"n": 12288, "layouts": {"a": COLUMN}}, [KERNEL]),
         ({"m": 1 << 16, "n": 97, "k": 4111, "layouts": {"a": LOOSE_ROW}}, [COPY, KERNEL]),
         ({"reads_c0": True}, [KERNEL, SUMS]),
         ({"epilogue": "gelu"}, [KERNEL, SUMS]),
@@ -212,7 +214,7 @@ def test_every_tile_and_pieces_on_the_gpu(tile: fma.Tile) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("layout", [LOOSE_COLUMN, LOOSE_ROW], ids=str)
+@pytest.mark.parametrize("layout", [LOOSE_COLUMN, LOOSE_ROW, ROW], ids=str)
 @pytest.mark.parametrize(("m", "n"), [(131, 12288), (129, 12291)])
 def test_a_copied_a_on_the_gpu(m: int, n: int, layout: tp.Layout) -> None:
     for turn, epilogue in enumerate(("identity", "bias_gelu")):

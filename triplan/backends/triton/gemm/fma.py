@@ -89,8 +89,9 @@ LARGE, COPIED_K = 128 * 128, 2048
 TALL_ROWS = 1.03
 #: Waves up to which that factor counts, if A passes through registers. From the same runs.
 TALL_ROWS_WAVES = 2
-#: A factor along C whose rows begin anywhere is copied if that takes at most such a part of the FMAs' time: loads in
-#: vectors save more, and let the widest tile be taken. From a run on an H200 that is not published, of A.
+#: A row-major A, or a factor whose rows begin anywhere, is copied if that takes at most such a part of the FMAs' time:
+#: loads in vectors save more, let the widest tile be taken, and need no registers of columns of A. From runs on an H200
+#: that are not published: of an A of odd rows, and of 2048 and 4096 whole ones.
 COPIED_SHARE = 0.02
 #: Of splits whose estimates are within this factor of the lowest, that of the fewest pieces is taken. Untuned.
 NEAR = 1.005
@@ -119,12 +120,13 @@ def as_multiplied(desc: MatrixProductDescriptor) -> MatrixProductDescriptor:
 
 @fact
 def moved(desc: MatrixProductDescriptor) -> tuple[MatrixCopy, ...]:
-    """The factors that are copied: an A without unit stride, a B that is not row-major, and one whose rows begin
-    anywhere, if it is small beside the product. A small A becomes columns: vectors of these need no registers."""
+    """The factors that are copied: an A without unit stride, a B that is not row-major; and, if they are small beside
+    the product, a row-major A, and one whose rows begin anywhere. A small A becomes columns: vectors of these need no
+    registers on their way into shared memory."""
     a, b = MatrixCopy(desc.operand("a"), 1), MatrixCopy(desc.operand("b"), 1)
     found = (a,) if unit_axis(a.operand) is None else ()
     columns = MatrixCopy(a.operand, 0)
-    if is_elementwise(a.operand) and unit_axis(a.operand) is not None and _is_small(columns, desc.n):
+    if not found and (is_row_major(a.operand) or is_elementwise(a.operand)) and _is_small(columns, desc.n):
         found = (columns,)
     if not is_row_major(b.operand) or (is_elementwise(b.operand) and _is_small(b, desc.m)):
         return (*found, b)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.table import Build, kernel
-from triplan.backends.triton.gemm import column_sums, copies, fma, gemv, outer, repacked, split_k, tf32_turned, tiles
+from triplan.backends.triton.gemm import column_sums, copies, fma, gemv, outer, repacked, split_k, tiles
 from triplan.backends.triton.gemm.copies import MatrixCopy
 from triplan.backends.triton.gemm.entries import BACKWARD, ELEMENTS
 from triplan.backends.triton.gemm.guarantees import backward_guarantee
@@ -45,7 +45,6 @@ WAYS = (
     Way(outer.supports, outer.rank, no_workspace, outer.outer),
     Way(fma.supports, fma.rank, fma.workspace, fma.fma),
     Way(repacked.supports, repacked.rank, repacked.workspace, repacked.repacked),
-    Way(tf32_turned.supports, tf32_turned.rank, tf32_turned.workspace, tf32_turned.tf32_turned),
 )
 
 
