@@ -39,15 +39,12 @@ MOST_NARROW = 32768
 NARROW_EACH = 128
 #: How much longer f64 takes than f32 where instructions are the limit.
 F64_SLOWDOWN = 2.5
-#: Elements of tiles of several rows that a multiprocessor has in a microsecond in a loop: forward of 16 bits, forward
-#: of more, backward. (From drawn problems on an H200, as are the next ones.)
-SEVERAL_PER_US = (2500.0, 1800.0, 1500.0)
 #: Fewest programs that an estimate counts on a multiprocessor, in a loop of 16 bits and in a split: one that is alone
-#: takes that share of the time of a full one.
+#: takes that share of the time of a full one. (From drawn problems on an H200, as are the next ones.)
 ALONE, SPLIT_ALONE = 1.1, 0.5
 #: How much faster splits are of which only the second launch has tiles of several rows, and forward ones of 16 bits
 #: where rows are crossed.
-TURNED_ONCE = 1.55
+TURNED_ONCE = 1.35
 rows_of: Callable[[RowsDescriptor], Rows] = fact(Rows)
 #: Of rows that are numbered row-major.
 flat_rows_of: Callable[[RowsDescriptor], Rows] = fact(partial(Rows, flat=True))
@@ -305,6 +302,9 @@ class LoopedRows(Entry):
     missed_share: float = 0.8
     #: Programs that run on a multiprocessor at a time.
     resident: int = 2
+    #: Elements of tiles of several rows that a multiprocessor has in a microsecond: forward of 16 bits and of more, and
+    #: backward. (From drawn problems on an H200.)
+    several_per_us: Sequence[float] = (2500.0, 1800.0, 1500.0, 1500.0)
 
     def programs(self) -> int:
         return self.rows.programs(self.tile, blocks=1)
@@ -329,7 +329,7 @@ class LoopedRows(Entry):
         tile, narrow = self.tile, self.element.itemsize == 2
         if tile.rows == 1:
             return 0.0
-        per_us = SEVERAL_PER_US[2 if self.backward else 0 if narrow else 1]
+        per_us = self.several_per_us[2 * self.backward + (not narrow)]
         # With more programs than multiprocessors and up to twice as many, the busiest have two.
         alone = 2.0 if 1 < self.programs() / target.sm_count <= 2 else ALONE if narrow else 1.0
         return self.rows.blocks(tile) * self.tiles_us(tile, self.programs(), per_us, target, alone)
@@ -451,18 +451,16 @@ class TurnedSplit(SplitRows):
         return [self.reduce(), merge, self.write(args, BLOCKS=1, PART=ceil_power(self.rows.n))]
 
     def us(self, target: Target) -> float:
-        us, (tile, pieces), merge_us = super().us(target), self.finish(), self.merges_apart() * self.later_us()
-        once = 1 in (self.tile.rows, tile.rows)
+        us, (first, tile), pieces = super().us(target), self.tiles, self.finish()[1]
+        wide, once = self.element.itemsize > 2, 1 in (self.tile.rows, tile.rows)
         if tile.rows == 1:  # where the second launch does not read again, the first may have several rows all the same
-            tile, pieces = self.tile, self.blocks()
+            tile, pieces = first, self.blocks()
         if tile.rows == 1:
             return us
-        wide = self.element.itemsize > 2
-        per_us = self.turned_per_us[self.backward + (self.backward and wide)]
         once |= self.rows.crossed and not self.backward and not wide
-        per_us *= TURNED_ONCE if once else 1.0
+        per_us = self.turned_per_us[self.backward * (1 + wide)] * (TURNED_ONCE if once else 1.0)
         busy = self.tiles_us(tile, self.rows.programs(tile, pieces), per_us, target, SPLIT_ALONE)
-        return merge_us + max(us, self.later_us() + busy)
+        return self.merges_apart() * self.later_us() + max(us, self.later_us() + busy)
 
     def arguments(self) -> dict[str, Arg]:
         return super().arguments() | self.rows.sizes(turned=any(tile.rows > 1 for tile in self.tiles))

@@ -22,8 +22,9 @@ MERGE_US = 0.2
 #: Elements that one program has in a microsecond; of f64, whose exponentials are many instructions; and of a row with
 #: gaps and of its gradient.
 PER_US, DOUBLE_PER_US, GAPPED_PER_US = 5000.0, 1800.0, 1000.0
-#: Microseconds in which a multiprocessor reads a block of several rows.
-BLOCK_US = 0.75
+#: Microseconds in which a multiprocessor reads a block of several rows; and one whose columns are a multiple of
+#: DISTANCE bytes apart, which share few sets of a cache. (The latter from one drawn problem, DISTANCE untuned.)
+BLOCK_US, DISTANCE = (0.75, 3.0), 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,9 @@ class CrossEntropyLooped(LoopedRows, CrossEntropyEntry, ops=CrossEntropyDescript
         """More than of whole rows, which need fewer exponentials, and whose threads wait for each other once less."""
         us, r, narrow = super().us(target), self.rows, self.element.itemsize == 2
         if self.tile.rows > 1:
-            blocks = r.blocks(self.tile) * max(self.programs() / target.sm_count, 1.0)
-            return MERGE_US + max(us, BLOCK_US * (1 + self.desc.gradient) * blocks)
+            blocks = r.blocks(self.tile) * max(self.programs() / target.sm_count, 1.0) * (1 + self.desc.gradient)
+            conflicts = r.lanes * self.element.itemsize % DISTANCE == 0
+            return MERGE_US + max(us, BLOCK_US[conflicts] * blocks)
         if not r.vectors and (narrow or not r.unit):
             us *= SINGLE
         per_us = DOUBLE_PER_US if self.element is ElementKind.F64 else PER_US

@@ -21,8 +21,8 @@ SINGLE_PER_US = ((2.5e5, 0.9e5), (4.2e5, 2.1e5))
 #: Microseconds that programs take longer backward where no vectors are loaded, of rows of more than SHORT_ROW elements,
 #: with gradients of weight or bias or where rows lie in several ways. From drawn problems on an H200.
 ODD_US = 1.5
-#: Elements of the longest row that does not take longer. From one drawn problem on an H200.
-SHORT_ROW = 128
+#: Elements of the longest row that does not take longer. From drawn problems on an H200.
+SHORT_ROW = 144
 #: Microseconds of each launch after the first backward, of rows of at most SHORT_ROW elements. From drawn problems on
 #: an H200.
 LATER_US = 0.5

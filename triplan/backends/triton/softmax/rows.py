@@ -41,9 +41,9 @@ MOST_BESIDE, SHORT_BYTES = 256, 4096
 IDLE, IDLE_FROM = (1.07, 1.15), 8192
 #: Of tiles whose rows are adjacent in some operands alone: elements that a program has in a microsecond, but for the
 #: first LATENT ones; and elements of a multiprocessor in one, forward and backward. (From drawn problems on an H200.)
-CROSSED_EACH, LATENT, CROSSED_PER_US = 2200.0, 1500, (3000.0, 2600.0)
-#: Elements of such a tile at most: larger ones, of single sectors then, take so many registers that few are resident.
-CROSSED_TILE = 4096
+CROSSED_EACH, LATENT, CROSSED_PER_US = 2200.0, 1500, (3400.0, 2600.0)
+#: Elements of such a tile at most, forward and backward: of larger ones, with as many a thread, fewer are resident.
+CROSSED_TILE = (2048, 4096)
 
 
 class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
@@ -105,9 +105,9 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
             rows = 32 * vector * warps
             if rows <= 2 * r.lanes:
                 return Tile(rows, block, warps if r.lanes % vector == 0 else min(rows // 32, SEVERAL_WARPS))
-        tile = super().find_tile()
-        if r.crossed and tile is not None and tile.rows > 1 and tile.rows * tile.block > CROSSED_TILE:
-            return Tile(tile.rows // 2, tile.block, tile.warps // 2)
+        tile, most = super().find_tile(), CROSSED_TILE[self.backward]
+        if r.crossed and tile is not None and tile.rows > 1 and (held := tile.rows * block) > most:
+            return Tile(most // block, block, tile.warps * most // held)
         return tile
 
     def most_registers(self) -> int:
