@@ -470,9 +470,10 @@ def test_columns_that_begin_between_vectors(
     "where", [pytest.param("interpret", marks=pytest.mark.interpret), pytest.param("gpu", marks=pytest.mark.gpu)]
 )
 @pytest.mark.parametrize(("op", "element"), [("sum", "bf16"), ("all", "f16"), ("amax", "bf16")])
-def test_few_odd_columns(op: str, element: str, where: str) -> None:
+def test_few_odd_columns(op: str, element: str, where: str, constant: SetConstant) -> None:
     """They are not read in turns: one program has all elements of a chunk, and the last chunk is shorter."""
-    desc = tp.ReduceDescriptor(op=op, element=element, input_shape=(1101, 1023), reduce_axes=(0,))
+    constant(shared, "TURNED_LINE", 128)
+    desc = tp.ReduceDescriptor(op=op, element=element, input_shape=(301, 1023), reduce_axes=(0,))
     found = plan_of(desc)
     assert (found.turns, found.groups()) == (1, 2)
     assert 2 < found.chunks <= ODD_BUSY // 2
