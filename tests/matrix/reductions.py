@@ -32,6 +32,8 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
         yield make.replace(reduce_axes=(0,))
         if op in ELEMENTS and element in ("i8", "bf16"):
             yield make.replace(input_shape=(2**16, 201))  # short odd lines
+        if op == "var":
+            yield make.replace(input_shape=(8192, 5001))  # groups of blocks of rows that begin between vectors
         if not full:
             continue
         yield make.replace(input_shape=(2**16, 40), layouts={"x": "strided"})

@@ -15,7 +15,7 @@ from samples import SetConstant
 import triplan as tp
 import triplan.functional as F  # noqa: N812
 from triplan.backends.triton.reductions import shared, waves
-from triplan.backends.triton.reductions.limits import WAVE_GROUP
+from triplan.backends.triton.reductions.limits import ODD_BUSY, WAVE_GROUP
 from triplan.backends.triton.reductions.shared import plan_of
 from triplan.testing import check_plan
 
@@ -449,6 +449,7 @@ def test_columns_that_begin_between_vectors(
     """Whatever the address of x is. NaN and infinities stay in their column."""
     constant(shared, "TURNED_LINE", 128)
     constant(shared, "TURNED_SIDE", 64)
+    constant(shared, "TURNED_FROM", 0)
     desc = tp.ReduceDescriptor(op=op, element=element, input_shape=shape, reduce_axes=(len(shape) - 2,))
     assert plan_of(desc).turns > 1
     x = drawn(*shape).to(desc.element.torch)
@@ -468,14 +469,29 @@ def test_columns_that_begin_between_vectors(
 @pytest.mark.parametrize(
     "where", [pytest.param("interpret", marks=pytest.mark.interpret), pytest.param("gpu", marks=pytest.mark.gpu)]
 )
+@pytest.mark.parametrize(("op", "element"), [("sum", "bf16"), ("all", "f16"), ("amax", "bf16")])
+def test_few_odd_columns(op: str, element: str, where: str, constant: SetConstant) -> None:
+    """They are not read in turns: one program has all elements of a chunk, and the last chunk is shorter."""
+    constant(shared, "TURNED_LINE", 128)
+    desc = tp.ReduceDescriptor(op=op, element=element, input_shape=(301, 1023), reduce_axes=(0,))
+    found = plan_of(desc)
+    assert (found.turns, found.groups()) == (1, 2)
+    assert 2 < found.chunks <= ODD_BUSY // 2
+    assert found.n % found.chunk
+    assert check_plan(tp.plan(desc, target=target(where)), runs=1).compared
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param("interpret", marks=pytest.mark.interpret), pytest.param("gpu", marks=pytest.mark.gpu)]
+)
 @pytest.mark.parametrize(
     ("shape", "axes"),
-    [((3, 5, 1056), (1,)), ((515, 64), (0,)), ((4, 2, 64, 64), (0, 2, 3)), ((3, 3, 2048), (0, 2))],
+    [((3, 5, 1056), (1,)), ((515, 64), (0,)), ((4, 2, 64, 64), (0, 2, 3)), ((3, 3, 2048), (0, 2)), ((3, 5381), (1,))],
     ids=str,
 )
 @pytest.mark.parametrize(("op", "element"), [("sum", "bf16"), ("var", "f32"), ("logsumexp", "f16"), ("argmin", "bf16")])
 def test_blocks_that_are_loaded_together(op: str, element: str, shape: Any, axes: Any, where: str) -> None:
-    """Whole short columns, groups of blocks of long ones and a rest, and pieces of lines."""
+    """Whole short columns, groups of blocks of long ones and a rest, pieces of lines, and rows of an odd length."""
     axes = axes[-1:] if op == "argmin" else axes
     desc = tp.ReduceDescriptor(op=op, element=element, input_shape=shape, reduce_axes=axes)
     assert check_plan(tp.plan(desc, target=target(where)), runs=1).compared

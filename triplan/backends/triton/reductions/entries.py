@@ -87,6 +87,8 @@ def numerics(found: Plan, entry: str) -> str | None:
     version = 1 if found.tree is not None else 3 if found.constants(found.tile)["SHIFT"] > 1 else 2
     if found.single and found.kind.accumulates in (do.MOMENTS, do.EXPONENTIALS):
         version = 4
+    if found.unit and found.tree is None and found.constants(found.tile)["GROUP"] > 1:
+        version = 5  # several blocks of moments are accumulated together
     text = f"reductions.{entry}.{desc.op}.{desc.element}.{desc.result}.v{version}"
     text += f".{found.tile.text}.{found.chunk}.{promised}"
     if found.chunks > 1:
@@ -162,7 +164,7 @@ def reductions(
                 rank=rank,
                 numerics=lambda desc: numerics(plan_of(desc), name),
                 priority=priority,
-                version=9,  # lines that are a little longer than a chunk have one
+                version=9,  # lines a little longer than a chunk have one; groups of blocks of moments; few odd columns
                 layout=layout,
                 **({} if workspace is None else {"workspace": workspace}),
             )(build)

@@ -108,3 +108,10 @@ FEWEST_BLOCKS, LONE_BLOCKS = 4, 2
 #: Bytes of an element, elements of a line, and lines side by side, at least, where programs read rows of lines that
 #: begin equally far behind a vector (see Plan.turns). Untuned.
 TURNED_BYTES, TURNED_LINE, TURNED_SIDE = (2,), 1024, 512
+#: Bytes of few such lines (see LONE) at least, where each place has one accumulator of 32 bits: with fewer bytes, the
+#: accumulators of all turns take longer to write and merge than narrow loads take.
+TURNED_FROM = 2**23
+#: Programs where so few lines are not read in turns: half of an H200's multiprocessors, because the launches before and
+#: after have programs there too, and many chunks take long to merge. There are more only if each has ODD_BLOCKS blocks.
+#: TURNED_FROM and ODD_BLOCKS are untuned; ODD_BUSY was chosen on an H200, by a run that is not published.
+ODD_BUSY, ODD_BLOCKS = 66, 16

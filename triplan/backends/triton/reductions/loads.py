@@ -113,7 +113,8 @@ class Loads:
         """Blocks that are loaded before the first of them is accumulated, unless a chunk has fewer.
 
         LLVM unrolls loops of sums and products, but only twice, and no longer ones. Of sums of bytes, and of rows, only
-        rows of which every few are read gain by it.
+        rows of which every few are read gain by it. Moments of rows that begin between vectors are loaded element by
+        element, and few of their loads would wait together.
         """
         if self.waves:
             return WAVE_GROUP
@@ -123,10 +124,13 @@ class Loads:
             return self.n
         long = self.kind.accumulates in (do.MOMENTS, do.EXPONENTIALS, *POSITIONS)
         item, beside = self.x.element.itemsize, self.across is not None and self._aligned() >= 16
-        if self.turns == 1 and not (beside and (long or item > 1)) and not (long and self._in_pieces(tile)):
+        moments = self.kind.accumulates is do.MOMENTS and self.unit and tile.rows == 1 and self._aligned() < 16
+        pieces = long and self._in_pieces(tile)
+        if self.turns == 1 and not (beside and (long or item > 1)) and not pieces and not moments:
             return 1
         most = LIGHT_BYTES if self.light and self.turns == 1 else GROUP_BYTES
-        return max(most // max(tile.rows * tile.block * item // (32 * tile.warps), 1), 1)
+        group = max(most // max(tile.rows * tile.block * item // (32 * tile.warps), 1), 1)
+        return min(group, max(self.n // tile.block, 1)) if moments else group
 
     def _read_beside(self) -> int:
         """Neighbouring lines that are all read if one exists: they end with the last line, or with its vector in every

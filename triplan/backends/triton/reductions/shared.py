@@ -50,6 +50,8 @@ from triplan.backends.triton.reductions.limits import (
     NARROW_CHUNK,
     NARROW_REGISTERS,
     ODD_ACROSS_BYTES,
+    ODD_BLOCKS,
+    ODD_BUSY,
     ODD_HELD,
     ODD_WARPS,
     ONCE_BELOW,
@@ -64,6 +66,7 @@ from triplan.backends.triton.reductions.limits import (
     STEP,
     THREAD_BYTES,
     TURNED_BYTES,
+    TURNED_FROM,
     TURNED_LINE,
     TURNED_SIDE,
     WARPS,
@@ -178,8 +181,13 @@ class Plan(Loads):
         stride, item = self.reduced[0].reads[self._lead], self.x.element.itemsize
         if not isinstance(stride, int) or item not in TURNED_BYTES or self.kind.accumulates not in TURNED:
             return 1
-        turns = 16 // power_of_two_in(stride * item)
-        return turns if self.n >= TURNED_LINE and self.across.size >= TURNED_SIDE else 1
+        turns, odd = 16 // power_of_two_in(stride * item), ODD_ACROSS_BYTES // item
+        few = self.light and self.x.nbytes < TURNED_FROM and self._are_lone(row_tile(odd, odd, self.across.size)[1])
+        return turns if self.n >= TURNED_LINE and self.across.size >= TURNED_SIDE and not few else 1
+
+    def _are_lone(self, rows: int) -> bool:
+        """Whether there are so few lines that programs of ``rows`` of them have LONE_WARPS."""
+        return self.lanes <= LONE * rows and self.n <= LONE_LINE
 
     def _rowed(self) -> bool:
         vector, *outer = 16 // self.x.element.itemsize, *(d.size for d in self.reduced[:-1])
@@ -247,8 +255,7 @@ class Plan(Loads):
         most = (ODD_ACROSS_BYTES if odd and not narrow else ACROSS_BYTES) // item
         size = size // 2 if narrow and not odd else size
         _, rows = row_tile(most, most, self._side())
-        lone = self.lanes <= LONE * rows and n <= LONE_LINE
-        size, warps = (min(size, whole), LONE_WARPS) if lone else (size, WARPS)
+        size, warps = (min(size, whole), LONE_WARPS) if self._are_lone(rows) else (size, WARPS)
         return Tile(rows, min(ceil_power(n), max(size // rows, 1)), warps)
 
     def _takes_two(self, wide: bool) -> bool:
@@ -277,6 +284,13 @@ class Plan(Loads):
         beside = self.across is not None and self.tree is None
         return beside and self.x.element.itemsize == 1 and self.compute.itemsize <= 4 and not double
 
+    def _are_odd_and_few(self) -> bool:
+        """Whether programs of LONE_WARPS read long columns of 2 bytes that begin between vectors; larger ones would be
+        read in turns."""
+        read = self.tree is None and self.light and self.kind.accumulates in TURNED
+        odd = self.x.element.itemsize in TURNED_BYTES and self._aligned() < 16
+        return read and odd and self.n >= TURNED_LINE and self.tile.warps > WARPS
+
     def _chunks(self) -> tuple[int, int]:
         if self.waves:
             return self.waves
@@ -290,6 +304,8 @@ class Plan(Loads):
             groups = max(self.groups(), 1)
             most = 1 if self._at_once() else max(self.n // (self.tile.block * fewest), 1)
             wanted = min(max(BUSY // groups, 1), most)
+            if self._are_odd_and_few():
+                wanted = min(wanted, max(ODD_BUSY // groups, self.n // (ODD_BLOCKS * self.tile.block), 1))
             if self._narrow() and self.tile.warps <= WARPS:
                 least = min(2 * RESIDENT // groups, most)
                 wanted = min(max(NARROW_BUSY // groups, 1), max(self.n // NARROW_CHUNK, least, 1))

@@ -40,8 +40,9 @@ CROSSED_PER_US = 6e4
 #: Elements of the shortest rows that are divided several at a time. Untuned.
 LONG = 8192
 #: Microseconds of a tile of the backward beside its elements that are loaded one by one, and the time of both launches
-#: that have one, relative to one of ``looped`` that reads as much. Untuned.
-BACKWARD_STEP_US, BACKWARD_SHARE = 1.5, 1.6
+#: that have one, relative to one of ``looped`` that reads as much. The first is from drawn problems on an H200, the
+#: second is untuned.
+BACKWARD_STEP_US, BACKWARD_SHARE = 0.25, 1.6
 
 
 class ScanSplit(SplitRows, ScanEntry, ops=SCANS):
