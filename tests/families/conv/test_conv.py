@@ -395,26 +395,23 @@ def test_copies_change_no_bits(op: str, where: str) -> None:
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("kernel", ["converted", "small_tiles"])
 @pytest.mark.parametrize("op", ["conv2d", "conv2d_backward_input"])
-def test_pixels_of_a_tile_change_no_bits(op: str, kernel: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FMAs of few images have tiles of fewer pixels; small tiles of many pixels and few channels twice as many."""
-    small = kernel == "small_tiles"
-    sizes: dict[str, Any] = {"height": 6, "width": 6, "in_channels": 40, "out_channels": 48, "batch": 3}
-    desc: Any = tp.descriptor_types()[op](**{**FIELDS, **sizes}, element="bf16" if small else "f32")
-    values = {o.name: torch.randn(o.shape).to(o.element.torch) for o in desc.operands() if not o.is_written}
-    found = []
-    for pixels in (16, 32 if small else 64):
-        forget_facts()
-        plan = tp.plan(desc, target=target(where), kernel=kernel)
-        assert [x.constexprs["BLOCK_M"] for x in plan.launches if "BLOCK_M" in x.constexprs] == [pixels]
-        found.append((plan.sku().numerics_id, run(plan, values)))
-        monkeypatch.setattr(tiles, "FEW_SUMS", tiles.FEW_WARPS)
-        monkeypatch.setattr(tiles, "RESIDENT", 0.01)
+def test_pixels_of_a_tile_of_fmas_change_no_bits(op: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few images have tiles of fewer pixels, where the weights' features are adjacent."""
+    sizes: dict[str, Any] = {"height": 6, "width": 6, "in_channels": 40, "out_channels": 48}
+    desc: Any = tp.descriptor_types()[op](**{**FIELDS, **sizes, "batch": 3}, element="f32")
+    few = tp.plan(desc, target=target(where), kernel="converted")
+    values = {o.name: torch.randn(o.shape) for o in desc.operands() if not o.is_written}
+    first = run(few, values)
+    monkeypatch.setattr(tiles, "FEW_SUMS", tiles.FEW_WARPS)
     forget_facts()
-    (first_id, first), (second_id, second) = found
-    assert first_id == second_id
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    many = tp.plan(desc, target=target(where), kernel="converted")
+    forget_facts()
+    blocks = [next(x.constexprs["BLOCK_M"] for x in p.launches if "BLOCK_M" in x.constexprs) for p in (few, many)]
+    assert blocks == [16, 64]
+    assert few.sku().numerics_id == many.sku().numerics_id
+    for name, found in run(many, values).items():
+        assert torch.equal(found, first[name]), name
 
 
 def test_what_is_selected() -> None:

@@ -148,11 +148,6 @@ def _rows(desc: Conv2dProblem) -> int:
     return desc.batch * -(-desc.height // desc.stride[0]) * -(-desc.width // desc.stride[1])
 
 
-def _beside(desc: Conv2dProblem, n: int) -> int:
-    """Tiles of ``n`` features for each block of pixels: of all features, groups, and remainders of the strides."""
-    return -(-_features(desc) // n) * desc.groups * (math.prod(desc.stride) if _strided(desc) else 1)
-
-
 def _periods(desc: Conv2dProblem) -> tuple[int, int]:
     """One in so many taps of each axis reaches a row or column."""
     first, second = (s // math.gcd(s, d) for s, d in zip(desc.stride, desc.dilation, strict=True))
@@ -186,17 +181,13 @@ class Tiles:
 
     @fact
     def tile_of(self, desc: Conv2dProblem) -> Tile:
-        """It must not depend on the batch, or bits would; but for the pixels of FMAs, and of small tiles."""
+        """It must not depend on the batch, or bits would; but for the pixels of FMAs."""
         known, stages = self._known(desc), self._known(desc).stages
         if self.small:
             n = _fitting(known.n, _features(desc))
             terms = shared.pixels(desc) if shared.of_weight(desc) else desc.taps * _reduced(desc)
             each = None if shared.of_weight(desc) else self._depth(desc)
-            k = each or _fitting(known.k, terms)
-            # Of short steps a thread may load twice the pixels: no bits depend on that before wgmma, of 64.
-            short = not shared.of_weight(desc) and 2 * k <= known.k
-            many = short and -(-_rows(desc) // known.m) * _beside(desc, n) > RESIDENT * card.SMS
-            return Tile(2 * known.m if many else known.m, n, k, stages)
+            return Tile(known.m, n, each or _fitting(known.k, terms), stages)
         if self._flat(desc) and desc.multiplicands is MathPrecision("f32" if shared.of_weight(desc) else "tf32"):
             stages = 2  # with 3, registers spill
         if shared.of_weight(desc):
@@ -208,7 +199,7 @@ class Tiles:
             m, n = (2 * known.m, 2 * known.n) if _transposed(desc) else (known.m, known.n)
             return Tile(_fitting(m, desc.filters), _fitting(n, desc.channels), known.k, stages)
         n, k = _fitting(known.n, _features(desc)), self._depth(desc) or min(known.k, 32)
-        m, beside = known.m, _beside(desc, n)
+        m, beside = known.m, -(-_features(desc) // n) * desc.groups * (math.prod(desc.stride) if _strided(desc) else 1)
         if by_fma(desc) and along_features(desc):
             # No bits depend on m. Where weights lie otherwise, each of a thread's pixels saves reads that conflict.
             while m * n > FEW_SUMS and -(-_rows(desc) // m) * beside < card.SMS:
@@ -228,7 +219,7 @@ class Tiles:
         m, n = self._tiles(desc)
         if shared.of_weight(desc):
             return m * n * desc.groups * (1 if self._flat(desc) else desc.taps)
-        return m * _beside(desc, self.tile_of(desc).n)
+        return m * n * desc.groups * (math.prod(desc.stride) if _strided(desc) else 1)
 
     def _parts(self, desc: Conv2dProblem) -> tuple[int, int]:
         """Parts of the pixels that the gradient of weight sums, and the pixels of each."""
