@@ -160,6 +160,18 @@ def test_descriptors_that_contradict_themselves(fields: dict[str, Any], message:
         tp.Conv2dDescriptor(**{**FIELDS, "element": "f32", **fields})
 
 
+@pytest.mark.parametrize(("taps", "last", "most"), [(4, False, 2048), (1, True, 8192)])
+def test_depthwise_refuses_rows_of_more_lanes_than_it_counts(taps: int, last: bool, most: int) -> None:
+    """A row has a lane for each element of channels first, and for four of channels last under one tap."""
+    sizes: dict[str, Any] = {"batch": 1, "height": 1, "width": 1 << 20, "kernel": (1, taps)}
+    for op, channels in itertools.product(OPS[:2], (most, most + 8)):
+        own = {"in_channels": channels, "out_channels": channels, "groups": channels}
+        desc: Any = tp.descriptor_types()[op](**sizes, **own, padding=(0, 0, taps - 1, 0), element="f16")
+        images = [o.name for o in desc.operands() if o.name != "weight"]
+        desc = desc.replace(layouts=dict.fromkeys(images, LAST if last else tp.Layout()))
+        assert bool(depthwise.supports(desc, H200)) is (channels == most)
+
+
 def test_an_image_has_the_same_bits_in_every_batch() -> None:
     """Of any size; the gradient of weight, a sum over images, has parts of a fixed number of pixels."""
     big = {**FIELDS, "in_channels": 256, "out_channels": 64, "height": 56, "width": 56, "element": "bf16"}

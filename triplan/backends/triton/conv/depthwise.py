@@ -225,6 +225,9 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
     skips, taps = _skips(desc), _division(desc).taps if programs(desc) else desc.kernel
     if any(n % s and n < whole for n, s, whole in zip(taps, skips, desc.kernel, strict=True)):
         return Support.no(f"a kernel of {desc.kernel} with strides {desc.stride}; it unrolls {taps} taps of it")
+    lanes = _tiles(desc)[1] * _division(desc).lanes
+    if lanes > 2**31:  # the last one is 2**31 - 1
+        return Support.no(f"{lanes} lanes of a row; 31 bits count them")
     return shared.counted(desc, programs(desc))
 
 
