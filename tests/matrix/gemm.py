@@ -199,6 +199,7 @@ def others(op: str, entry: str, target: tp.Target) -> Iterator[tuple[tp.Descript
         wide = base.replace(element="f32", layouts={})
         odd = wide.replace(m=4097, n=4099, k=4101)
         turned = [d.replace(layouts={"a": LOOSE_COLUMN, "c": COLUMN}) for d in (wide, odd)]
+        turned += [d.replace(epilogue="identity", layouts={"a": COLUMN, "c": COLUMN}) for d in (wide, odd)]
         few, many = wide.replace(n=21, layouts={"a": LOOSE_COLUMN}), wide.replace(n=12288)
         rows = wide.replace(n=32, k=4101)
         for desc in (wide, odd, many, *turned, few, few.replace(n=32, layouts={"a": COLUMN}), rows, rows.replace(n=21)):

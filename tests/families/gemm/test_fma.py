@@ -34,6 +34,8 @@ KERNEL, COPY, SUMS = "fma_kernel", "matrix_copy_kernel", "pieces_kernel"
         ({"m": 1 << 16, "n": 97, "k": 4111, "layouts": {"a": LOOSE_ROW}}, [COPY, KERNEL]),
         ({"reads_c0": True}, [KERNEL, SUMS]),
         ({"epilogue": "gelu"}, [KERNEL, SUMS]),
+        ({"epilogue": "bias_relu", "layouts": {"c": COLUMN}}, [KERNEL, SUMS]),
+        ({"layouts": {"c": LOOSE_COLUMN}}, [KERNEL]),
         ({"m": 512, "n": 512, "k": 1 << 16}, [KERNEL, SUMS]),
     ],
 )

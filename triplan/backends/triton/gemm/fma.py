@@ -177,7 +177,10 @@ def _stores_singly(desc: MatrixProductDescriptor) -> bool:
 
 def _is_summed(desc: MatrixProductDescriptor, split: Split) -> bool:
     """Whether a second launch writes C: it sums pieces, or spares this one an epilogue whose registers would spill."""
-    heavy = desc.reads_c0 or desc.saves_pre or desc.activation == "gelu" or unit_axis(desc.operand("c")) is None
+    unit = unit_axis(desc.operand("c"))
+    heavy = desc.reads_c0 or desc.saves_pre or desc.activation == "gelu" or unit is None
+    # A thread that stores along columns has elements of every column of its warp, and biases.
+    heavy = heavy or (unit == 0 and desc.epilogue != "identity" and split.tile.n >= WARP_N)
     return heavy or split.count(desc.k) > 1 or (_is_narrow(desc, split) and _stores_singly(desc))
 
 
