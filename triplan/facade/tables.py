@@ -62,13 +62,15 @@ class TablePlan(Plan[D, A]):
             launch_all(calls, index, stream)
         else:
             self._validate(args, workspace)
-            if self._entry.backend is BackendKind.REFERENCE and self._listed(args):
-                self._run_joined(args)
-            else:
+            is_listed = self._listed(args)
+            if self._entry.backend is not BackendKind.REFERENCE:
                 if workspace is not None:
                     self._write_tables(workspace.tensor, args)
-                is_split = self._listed(args) or self._entry.backend is BackendKind.REFERENCE
-                self._run_on_cpu(args if is_split else self._split(args), workspace, stream)
+                self._run_on_cpu(args if is_listed else self._split(args), workspace, stream)
+            elif is_listed:
+                self._run_joined(args)
+            else:
+                self._run_on_cpu(args, workspace, stream)
         bump_versions(self._written(args))
 
     def bind(self, args: A, workspace: Workspace | None = None, prepared: PreparedIndices | None = None) -> BoundRun:
