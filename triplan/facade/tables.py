@@ -38,7 +38,8 @@ class TablePlan(Plan[D, A]):
     without waiting; where a stream is being captured, by tiny launches of their own. ``bind`` writes them once, to
     memory of the BoundRun's own, on the stream that is current then; a stream that launches the BoundRun must be behind
     that. Where the current stream is being captured, another stream writes them at once. A captured BoundRun writes
-    none: its tables live as long as it.
+    none: its tables live as long as it. Of up to four tensors (``FEW``) there are no tables: sizes and addresses are
+    arguments of the launches.
     """
 
     def can_implement(self, args: A) -> Support:
