@@ -35,7 +35,7 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
         return
     if op == "join":
         for element in ("i8", "bf16", "f32", "f64"):
-            for widths in ((4096, 1024), (4095, 7, 33), (20, 3, 2), (2**14,) * 5, (1, 1), (1,) * 8):
+            for widths in ((4096, 1024), (4095, 7, 33), (8195, 7), (20, 3, 2), (2**14,) * 5, (1, 1), (1,) * 8):
                 rows = 2**17 if len(widths) == 5 else 1001
                 found = cls(element=element, rows=rows, widths=widths)
                 yield found

@@ -10,6 +10,8 @@ import triplan as tp
 from matrix import VECTORS, Build, Patterns, compiles, planned
 
 SIZES = (4096 * 4096, 5)
+#: More tensors than ``FEW``: addresses are in tables, with a column for each program, and for each tensor.
+TABLES = ((4096 * 4096, 5, 5, 5, 5), (2**27, 5, 5, 5, 5))
 
 
 def problems(op: str) -> Iterator[tp.Descriptor]:
@@ -18,6 +20,7 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
         yield cls(element=element, sizes=SIZES, state_element="f32", scaled=element == "bf16")
     yield cls(element="f32", sizes=SIZES, grad_element="bf16", copy_element="bf16")
     yield cls(element="bf16", sizes=SIZES, stochastic=True)
+    yield from (cls(element="f32", sizes=sizes) for sizes in TABLES)
 
 
 def asks(desc: Any, entry: str, name: str) -> Patterns:
@@ -31,6 +34,7 @@ def lists(op: str) -> Iterator[tp.Descriptor]:
         options = [{"order": order} for order in (2.0, 1.0, 3.0, math.inf, -math.inf)] + [{"each": True}]
     for element in ("f32", "bf16", "f16"):
         yield from (cls(element=element, sizes=SIZES, **option) for option in options)
+    yield from (cls(element="f32", sizes=sizes, **options[-1]) for sizes in TABLES)
 
 
 def asks_of_lists(desc: Any, entry: str, name: str) -> Patterns:
@@ -46,7 +50,8 @@ def expressions() -> Iterator[tp.Descriptor]:
     x, y, s = (tp.expr.operand(name) for name in "xys")
     for element in ("f32", "bf16", "f64", "i64"):
         lists: Any = {"x": (element, "list"), "y": ("f32", "list"), "s": ("f32", "one")}
-        yield tp.ListExpressionDescriptor.of({"x": x * 2, "z": x * s + y}, SIZES, **lists)
+        for sizes in (SIZES, *TABLES) if element == "bf16" else (SIZES,):
+            yield tp.ListExpressionDescriptor.of({"x": x * 2, "z": x * s + y}, sizes, **lists)
 
 
 def asks_of_expressions(desc: Any, entry: str, name: str) -> Patterns:

@@ -27,6 +27,10 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
             yield cls(op=op, element=element, rows=rows, n=n, **options[(i + j) % len(options)])
         if op == "topk":  # programs of 16 warps
             yield cls(op=op, element=element, rows=64, n=32768, k=512)
+        if op == "searchsorted":  # threads of several elements, and of several rows
+            many = cls(op=op, element=element, rows=40000, n=100, m=1024)
+            yield many
+            yield many.replace(layouts={name: tp.Layout.strided(unit_axis=0) for name in ("x", "out")})
     desc = cls(op=op, element="f32", rows=64, n=1000, **options[-1])
     yield desc.replace(layouts={o.name: "strided" for o in desc.operands()})
 

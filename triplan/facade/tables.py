@@ -38,7 +38,8 @@ class TablePlan(Plan[D, A]):
     without waiting; where a stream is being captured, by tiny launches of their own. ``bind`` writes them once, to
     memory of the BoundRun's own, on the stream that is current then; a stream that launches the BoundRun must be behind
     that. Where the current stream is being captured, another stream writes them at once. A captured BoundRun writes
-    none: its tables live as long as it.
+    none: its tables live as long as it. Of up to four tensors (``FEW``) there are no tables: sizes and addresses are
+    arguments of the launches.
     """
 
     def can_implement(self, args: A) -> Support:
@@ -62,13 +63,15 @@ class TablePlan(Plan[D, A]):
             launch_all(calls, index, stream)
         else:
             self._validate(args, workspace)
-            if self._entry.backend is BackendKind.REFERENCE and self._listed(args):
-                self._run_joined(args)
-            else:
+            is_listed = self._listed(args)
+            if self._entry.backend is not BackendKind.REFERENCE:
                 if workspace is not None:
                     self._write_tables(workspace.tensor, args)
-                is_split = self._listed(args) or self._entry.backend is BackendKind.REFERENCE
-                self._run_on_cpu(args if is_split else self._split(args), workspace, stream)
+                self._run_on_cpu(args if is_listed else self._split(args), workspace, stream)
+            elif is_listed:
+                self._run_joined(args)
+            else:
+                self._run_on_cpu(args, workspace, stream)
         bump_versions(self._written(args))
 
     def bind(self, args: A, workspace: Workspace | None = None, prepared: PreparedIndices | None = None) -> BoundRun:

@@ -374,3 +374,26 @@ def test_chunks_are_found_with_a_table_and_without(few: int, copied: int, where:
         ):
             assert tables.tables(sizes, 1).is_few == (few > 0)
             assert check_plan(tp.plan(desc, target=target(where)), runs=1).compared
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param(where, marks=getattr(pytest.mark, where)) for where in ("interpret", "gpu")]
+)
+@pytest.mark.parametrize("sizes", [(), (0,), (0, 0), (0,) * 5])
+@pytest.mark.parametrize("each", [False, True])
+def test_norms_of_no_elements(each: bool, sizes: tuple[int, ...], where: str) -> None:
+    """No launch has a grid of 0 programs."""
+    desc = tp.TotalNormDescriptor(element="f32", sizes=sizes, each=each)
+    plan = tp.plan(desc, target=target(where))
+    assert len(plan.launches) == (0 if each and not sizes else 1)
+    check_plan(plan, runs=1)
+
+
+def test_references_write_no_tables() -> None:
+    """They are given a workspace that has no bytes; lists of more than ``FEW`` tensors would have tables."""
+    sizes = (3, 1, 0, 2, 1)
+    plan = tp.plan(tp.ClipDescriptor(op="clip_value", element="f32", sizes=sizes), target="cpu")
+    x = torch.linspace(-3, 3, sum(sizes))
+    expected = x.clamp(-1, 1)
+    plan.run(tp.ClipArgs(x, 1.0), tp.Workspace.allocate(plan))
+    assert torch.equal(x, expected)

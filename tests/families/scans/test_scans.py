@@ -9,9 +9,11 @@ import torch
 from cases import H200, WHERE
 from cases.rows import PLACES
 from proofs import target
+from samples import SetConstant
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
+from triplan.backends.triton.scans import shared
 from triplan.testing import check_plan
 
 FUNCTIONS = ("cumsum", "cumprod")
@@ -115,6 +117,20 @@ def test_rows_that_begin_anywhere(where: str, kernel: str | None, element: str) 
             assert constants["GROUP"] == (2 if element == "f64" else 4)
             assert constants["ROWS"] > 1 or one is not pages
         assert check_plan(plan, runs=1, passes=("unit",)).compared
+
+
+@pytest.mark.parametrize("n", [1, 32, 33, 1101])
+@pytest.mark.parametrize("where", WHERE)
+def test_gradients_of_products_are_carried_in_several_steps(where: str, n: int, constant: SetConstant) -> None:
+    """From block to block of a divided row, also where a factor is 0; and rows of one block."""
+    constant(shared, "MOST", 64)
+    x = torch.linspace(0.9, 1.1, 2 * n).reshape(2, n)
+    x[0, n // 2] = x[0, -1] = x[1, 0] = 0
+    desc = tp.CumprodBackwardDescriptor(input_shape=(2, n), scan_axis=1, element="f32")
+    plan = tp.plan(desc, target=target(where), kernel="split")
+    tile, carried = (plan.launches[i].constexprs["BLOCK"] for i in (0, 1))
+    assert -(-n // tile) > carried or n < 1101
+    assert check_plan(plan, runs=1, given={"x": x, "out": x.cumprod(1)}, passes=("unit",)).compared
 
 
 @pytest.mark.parametrize("n", [5000, 5001, 5004])

@@ -104,7 +104,7 @@ class Tables:
 
     With COPIED programs or fewer, of more than FEW tensors, the addresses have one column for each program in place of
     each tensor, and lie behind i64 chunks [3, programs]: tensors, chunks' numbers in these, and the tensors' sizes. Of
-    FEW tensors there are no tables.
+    up to FEW tensors there are no tables.
 
     Attributes:
         is_few: whether there are no tables.

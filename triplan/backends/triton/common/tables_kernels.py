@@ -1,4 +1,4 @@
-"""Kernels that walk lists of tensors: a table of chunks and a table of addresses, both in device memory."""
+"""Kernels that walk lists of tensors: chunks and addresses lie in tables, or are arguments if tensors are few."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)

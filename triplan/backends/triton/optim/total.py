@@ -70,22 +70,19 @@ def total(desc: TotalNormDescriptor, target: Target) -> list[Launch]:
     partials = Scratch(table.nbytes, ElementKind.F64) if table.programs else None
     args: dict[str, Arg] = {**table.args(desc), "partials": partials, "order": order}
     constants: dict[str, Any] = {"TYPE": TYPES[desc.element], "KIND": how.value, "CHUNK": table.chunk, "BLOCK": BLOCK}
-    reduce = Launch(kernels.chunk_kernel, table.programs, args, constants, num_warps=WARPS, overlaps=True)
+    launches = []
+    if table.programs:
+        launches.append(Launch(kernels.chunk_kernel, table.programs, args, constants, num_warps=WARPS, overlaps=True))
     args = {"partials": partials, "count": Int(table.programs), "order": order}
     args["norm"] = Ptr("norm", norm.element, norm.alignment)
     constants = {"KIND": how.value, "BLOCK": ROOT_BLOCK}
     if desc.each:
         args = {"sizes": table.args(desc)["sizes"], "tensors": None if table.is_few else Int(len(desc.sizes)), **args}
         constants |= {"CHUNK": table.chunk}
-    root = Launch(
-        kernels.roots_kernel if desc.each else kernels.root_kernel,
-        len(desc.sizes) if desc.each else 1,
-        args,
-        constants,
-        num_warps=ROOT_WARPS,
-        overlaps=True,
-    )
-    return [reduce, root] if table.programs else [root] if root.grid else []
+    which, roots = (kernels.roots_kernel, len(desc.sizes)) if desc.each else (kernels.root_kernel, 1)
+    if roots:
+        launches.append(Launch(which, roots, args, constants, num_warps=ROOT_WARPS, overlaps=True))
+    return launches
 
 
 kernel(
