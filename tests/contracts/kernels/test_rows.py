@@ -94,7 +94,7 @@ def test_partial_results_of_many_blocks_are_merged_once(
 
 
 @NO_WARNINGS
-@pytest.mark.parametrize(("n", "element", "residual"), [(2049, "bf16", 0), (3500, "f16", 1), (1111, "f64", 0)])
+@pytest.mark.parametrize(("n", "element", "residual"), [(2049, "bf16", 0), (3500, "f16", 1), (2223, "f64", 0)])
 @pytest.mark.parametrize("op", ["layer_norm", "rms_norm", "l2_norm"])
 @pytest.mark.parametrize("where", WHERE)
 def test_parts_without_elements_are_left_out(where: str, op: str, n: int, element: str, residual: int) -> None:
@@ -104,6 +104,21 @@ def test_parts_without_elements_are_left_out(where: str, op: str, n: int, elemen
     (launch,) = plan.launches
     assert launch.kernel.__name__ == "norm_parted_kernel"
     assert check(plan)
+
+
+@NOT_INTERPRETING
+@pytest.mark.parametrize(
+    ("op", "n", "element", "residual"),
+    [
+        ("rms_norm", 1279, "f64", False),  # each thread loaded all elements of a part
+        ("layer_norm", 14335, "bf16", True),  # two programs do not fit
+    ],
+)
+def test_parts_of_rows_do_not_spill(op: str, n: int, element: str, residual: bool) -> None:
+    plan = pinned(build(op, (5, n), element=element, residual=residual), "rows", H200)
+    assert plan is not None
+    (binary,) = plan.compile()
+    assert binary.spill_bytes == 0
 
 
 @pytest.mark.interpret

@@ -22,6 +22,7 @@ import triplan as tp
 from triplan.backends.triton.common import rows_entries
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.losses import looped, rows as scaled_rows, shared, split
+from triplan.sku import interpreting
 from triplan.testing import args_for, check_plan, check_refusals
 from triplan.testing.values import Values
 
@@ -289,6 +290,18 @@ def test_adjacent_rows_are_split_together(
     assert launches["cross_entropy_partial_kernel"]["ROWS"] == 32
     assert ("cross_entropy_merge_kernel" in launches) == (merged and plan.descriptor.gradient)
     assert check(plan)
+
+
+@pytest.mark.skipif(interpreting(), reason="kernels are interpreted here")
+@pytest.mark.parametrize(("shape", "gradient"), [((64, 50_304), False), ((4, 1_000_000), True)])
+def test_partial_results_of_one_row_are_loaded_once(shape: tuple[int, int], gradient: bool) -> None:
+    """They are fewer than threads: each thread loaded all of them, and summed them in another order."""
+    desc = build("cross_entropy", shape, element="f64", label_smoothing=0.1, gradient=gradient)
+    beside = {} if gradient else {"x": tp.Layout.strided(unit_axis=0)}
+    plan = required(desc.replace(layouts=beside), "split", tp.Target.preset("h200"))
+    (found,) = (binary for binary in plan.compile() if binary.name == "cross_entropy_finish_kernel")
+    assert found.spill_bytes == 0
+    assert found.ptx.count("ld.global") < 30
 
 
 # --- kernels in the interpreter ---

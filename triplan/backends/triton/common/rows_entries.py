@@ -42,7 +42,7 @@ F64_SLOWDOWN = 2.5
 #: Fewest programs that an estimate counts on a multiprocessor, in a loop of 16 bits and in a split: one that is alone
 #: takes that share of the time of a full one. (From drawn problems on an H200, as are the next ones.)
 ALONE, SPLIT_ALONE = 1.1, 0.5
-#: How much faster splits are of which only the second launch has tiles of several rows, and forward ones of 16 bits
+#: How much faster splits are of which only one launch has tiles of several rows, and forward ones of 16 bits
 #: where rows are crossed.
 TURNED_ONCE = 1.35
 rows_of: Callable[[RowsDescriptor], Rows] = fact(Rows)

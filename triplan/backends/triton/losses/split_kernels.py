@@ -37,11 +37,31 @@ from triplan.backends.triton.losses.shared_kernels import load_targets, row_shar
 
 
 @jit
-def _merged_sum(parts, row, inside, blocks, BLOCKS: tl.constexpr):
-    """sum(parts) of each ``row`` [ROWS, 1] of those ``inside``; parts: [rows, blocks], BLOCKS >= blocks."""
+def _merged_sum(parts, row, inside, blocks, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
+    """sum(parts) of each ``row`` [ROWS, 1] of those ``inside``; parts: [rows, blocks], BLOCKS >= blocks. As in
+    ``_merged_parts``, those of one row are summed as [BLOCKS]."""
     part = tl.arange(0, BLOCKS)[None, :]
     found = tl.load(parts + row.to(tl.int64) * blocks + part, mask=inside & (part < blocks), other=0.0)
-    return tl.sum(found, 1, keep_dims=True)
+    if ROWS == 1:
+        total = tl.full((1, 1), tl.sum(tl.reshape(found, (BLOCKS,)), 0), found.dtype)
+    else:
+        total = tl.sum(found, 1, keep_dims=True)
+    return total
+
+
+@jit
+def _merged_parts(tops, totals, row, inside, blocks, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
+    """``merge_softmax_parts`` of each ``row`` [ROWS, 1].
+
+    The results of one row are merged as [BLOCKS]: Triton takes loads of fewer elements than threads for cheap, and
+    would let each thread load all of [1, BLOCKS], in the layout that stores one element.
+    """
+    if ROWS == 1:
+        row, inside = tl.reshape(row, (1,)), tl.reshape(inside, (1,))
+    top, total = merge_softmax_parts(tops, totals, row, inside, blocks, BLOCKS)
+    if ROWS == 1:
+        top, total = tl.reshape(top, (1, 1)), tl.reshape(total, (1, 1))
+    return top, total
 
 
 @jit
@@ -118,11 +138,11 @@ def cross_entropy_merge_kernel(
     tops, totals, plains: [rows, blocks], the results: [rows], of COMPUTE; BLOCK >= blocks. ``plains`` are for SMOOTH.
     """
     row = tl.program_id(0) + tl.arange(0, 1)[:, None]
-    top, total = merge_softmax_parts(tops, totals, row, row >= 0, blocks, BLOCK)
+    top, total = _merged_parts(tops, totals, row, row >= 0, blocks, 1, BLOCK)
     tl.store(row_tops + row, top)
     tl.store(row_totals + row, total)
     if SMOOTH:
-        tl.store(row_plains + row, _merged_sum(plains, row, row >= 0, blocks, BLOCK))
+        tl.store(row_plains + row, _merged_sum(plains, row, row >= 0, blocks, 1, BLOCK))
 
 
 @jit
@@ -176,12 +196,12 @@ def cross_entropy_finish_kernel(
     inside = lane < lanes
     row = outer.to(tl.int64) * lanes + lane
     label, kept = load_targets(target, row, inside, n, ignore, status, CLAMP)
-    top, total = merge_softmax_parts(tops, totals, row, inside, blocks, BLOCKS)
+    top, total = _merged_parts(tops, totals, row, inside, blocks, ROWS, BLOCKS)
     top = tl.where(kept, top, -float("inf"))
     total = tl.where(kept, total, 0.0)
     weighted = 0.0
     if SMOOTH:
-        weighted = _merged_sum(plains, row, inside, blocks, BLOCKS)
+        weighted = _merged_sum(plains, row, inside, blocks, ROWS, BLOCKS)
     target_weight, spread, weight_sum = row_weights(weight, class_sum, label, kept, n, smoothing, SMOOTH, COMPUTE)
     if block == 0:
         target_logit = tl.load(mines + row, mask=inside, other=0.0)

@@ -72,9 +72,11 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         return self.backward and self.rows.begins_anywhere(ceil_power(self.rows.n), DIVIDED_FROM)
 
     def leaves_idle(self) -> bool:
-        """Whether a tile of one row forward, which may begin anywhere, has parts without any element."""
+        """Whether a tile of one row forward, which may begin anywhere, has parts without any element. (Triton takes
+        loads of fewer elements than threads for cheap: then each thread may load a whole part.)"""
         tile, fits = self.tile, PARTS * self.rows.n <= (PARTS - 1) * self.tile.block
-        return fits and not self.backward and tile.rows == 1 and self.rows.begins_anywhere(tile.block, PARTED_FROM)
+        whole = not self.backward and tile.rows == 1 and tile.block >= PARTS * 32 * tile.warps
+        return fits and whole and self.rows.begins_anywhere(tile.block, PARTED_FROM)
 
     def pieces(self) -> int:
         return max(-(-self.rows.n // self.piece), 1)
@@ -158,7 +160,8 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         if not self.backward and self.piece < tile.block:
             count, narrow = self.pieces(), self.element.itemsize == 2
             # Programs that are resident without spills.
-            programs = (2 if narrow else 1) if self.residual else 3 if count <= FEW_PARTS else 2
+            two = narrow and not (self.centred and count == PARTS - 1)
+            programs = (2 if two else 1) if self.residual else 3 if count <= FEW_PARTS else 2
             most = registers_for(tile, programs)
             return [self.launch(kernels.norm_parted_kernel, registers=most, PIECES=count, BLOCK=self.piece)]
         if not self.backward:
