@@ -33,7 +33,8 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
 
     def __init__(self, desc: AnySoftmaxDescriptor) -> None:
         super().__init__(desc)
-        self.several_per_us = (3200.0, 1800.0, 2500.0, 2500.0 if self.rows.across else 1500.0)
+        if not self.rows.across:
+            self.several_per_us = (3200.0, 1800.0, 2500.0, 1500.0)
         r, narrow = self.rows, self.element.itemsize == 2
         cached = self.backward or (narrow and r.n > CACHED_FROM and r.count >= CACHED_ROWS)
         self.cached_share = CACHED_SHARE[cached and (r.vectors or self.shifted())]
