@@ -71,8 +71,8 @@ class Choice:
     """The tiles of a kernel: the usual ones, and others where these would spill registers.
 
     With dropout, the words of Philox take registers: usual tiles have 8 warps then. sm80 has no wgmma, which reads
-    factors from shared memory, and less of that.
-    ``usual`` may have tiles of a width of 32, for heads of up to 32 f32 that FMAs multiply; on sm80 they would spill.
+    factors from shared memory, and less of that. ``usual`` may name tiles of width 32 too: for heads of up to 32 f32
+    elements that FMAs multiply, but not on sm80, where these tiles would spill.
     """
 
     usual: Tiles

@@ -302,8 +302,8 @@ class LoopedRows(Entry):
     missed_share: float = 0.8
     #: Programs that run on a multiprocessor at a time.
     resident: int = 2
-    #: Elements of tiles of several rows that a multiprocessor has in a microsecond: forward of 16 bits and of more, and
-    #: backward. (From drawn problems on an H200.)
+    #: Elements of tiles of several rows that a multiprocessor has in a microsecond: forward of 16 bits and of more,
+    #: backward of 16 bits and of more. (From drawn problems on an H200.)
     several_per_us: Sequence[float] = (2500.0, 1800.0, 1500.0, 1500.0)
 
     def programs(self) -> int:

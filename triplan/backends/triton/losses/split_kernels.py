@@ -65,15 +65,6 @@ def _merged_parts(tops, totals, row, inside, blocks, ROWS: tl.constexpr, BLOCKS:
 
 
 @jit
-def _readable(kept, inside, ROWS: tl.constexpr):
-    """Which rows of a tile are read: of several all, as a mask that depends on targets would forbid vectors across."""
-    readable = kept
-    if ROWS > 1:
-        readable = inside
-    return readable
-
-
-@jit
 def cross_entropy_partial_kernel(
     x,
     target,
@@ -109,7 +100,8 @@ def cross_entropy_partial_kernel(
     x_at = row_pointers(x, x_strides, outer, sizes, lane)
     col = block * BLOCK + tl.arange(0, BLOCK)[None, :]
     at = x_at + axis_offset(col, x_strides[2])
-    live = _readable(kept, inside, ROWS) & (col < n)
+    # Of several rows, ignored ones are read too: a mask that depends on targets would forbid vectors across rows.
+    live = (inside if ROWS > 1 else kept) & (col < n)
     v = load_rows(at, live, -float("inf"), x_strides, "evict_last").to(COMPUTE)
     store_softmax_part(v, tops, totals, row * blocks + block, inside)
     if SMOOTH:
@@ -214,7 +206,7 @@ def cross_entropy_finish_kernel(
         factor = tl.where(kept, scale * (target_weight + spread * weight_sum) / total, 0.0)
         col = block * BLOCK + tl.arange(0, BLOCK)[None, :]
         at = element_pointers(x, x_strides, outer, sizes, lane, col)
-        live = _readable(kept, inside, ROWS) & (col < n)
+        live = (inside if ROWS > 1 else kept) & (col < n)  # as in ``cross_entropy_partial_kernel``
         v = load_rows(at, live, -float("inf"), x_strides, "evict_first").to(COMPUTE)
         if ROWS > 1:
             v = tl.where(kept, v, -float("inf"))

@@ -33,7 +33,7 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
 
     def __init__(self, desc: AnySoftmaxDescriptor) -> None:
         super().__init__(desc)
-        if not self.rows.across:
+        if not self.rows.across:  # neighbouring rows are adjacent in some operands alone
             self.several_per_us = (3200.0, 1800.0, 2500.0, 1500.0)
         r, narrow = self.rows, self.element.itemsize == 2
         cached = self.backward or (narrow and r.n > CACHED_FROM and r.count >= CACHED_ROWS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr
-from triplan.backends.triton.common.card import L2_BYTES, L2_BYTES_PER_US, LAUNCH_US, SECTOR
+from triplan.backends.triton.common.card import L2_BYTES, L2_BYTES_PER_US, LAUNCH_US, SECTOR, SMS
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power
 from triplan.backends.triton.common.strides import known_strides
 from triplan.backends.triton.common.tiles import fits_grid, waves_us
@@ -15,7 +15,7 @@ from triplan.sku.facts import fact
 
 #: Threads that an H200 runs at a time. Where more elements are searched for, a thread has several, whose bisections do
 #: not wait for each other.
-THREADS = 132 * 2048
+THREADS = SMS * 2048
 #: Elements of a thread at most. LESS of LONG rows, and of tiles, whose threads have elements of several rows: each then
 #: compares with its own registers. From drawn problems on an H200, that of long rows untuned.
 EACH, LESS = 4, 2
