@@ -28,6 +28,7 @@ from triplan.backends.triton.norms.shared_kernels import (
     optional_row_pointers,
     projection_of,
     scale_of_statistic,
+    squares_about_mean,
     statistic_and_scale,
     store_gradient,
     sums_of,
@@ -115,9 +116,7 @@ def norm_rows_kernel(
         else:
             correction, squares = two_sums(v, v * v, 2, True)
         correction = correction * inverse_n
-        # The correction has the size of a rounding, so this subtraction never cancels all of ``squares``.
-        squares -= correction * correction * count
-        squares = tl.where(squares < 0, 0.0, squares)
+        squares = squares_about_mean(squares, correction, count)
     else:
         squares = tl.sum(v * v, 2, keep_dims=True)
     statistic, scale = statistic_and_scale(squares, inverse_n, eps, LENGTH)
@@ -201,9 +200,7 @@ def norm_parted_kernel(
     if CENTRED:
         correction, squares = two_sums(rests, squares, 1, True)
         correction = correction * inverse_n
-        # As in ``norm_rows_kernel``: this never cancels all of ``squares``.
-        squares -= correction * correction * count
-        squares = tl.where(squares < 0, 0.0, squares)
+        squares = squares_about_mean(squares, correction, count)
     else:
         squares = tl.sum(squares, 1, keep_dims=True)
     statistic, scale = statistic_and_scale(squares, inverse_n, eps, LENGTH)

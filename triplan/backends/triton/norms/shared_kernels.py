@@ -88,6 +88,17 @@ def scale_of_statistic(statistic, eps, LENGTH: tl.constexpr):
 
 
 @jit
+def squares_about_mean(squares, correction, count):
+    """sum((v - mean)**2) of ``count`` elements: squares - correction**2 * count, at least 0, of one shape, where
+    squares = sum((v - centre)**2) and mean = centre + correction.
+
+    ``correction`` has the size of a rounding of ``centre``, so that the subtraction never cancels all of ``squares``.
+    """
+    squares -= correction * correction * count
+    return tl.where(squares < 0, 0.0, squares)
+
+
+@jit
 def statistic_and_scale(squares, inverse_n, eps, LENGTH: tl.constexpr):
     """scale = 1 / sqrt(squares / n + eps), which is also the saved statistic; with LENGTH, 1 / max(norm, eps) and norm.
 

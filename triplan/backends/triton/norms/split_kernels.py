@@ -25,6 +25,7 @@ from triplan.backends.triton.norms.shared_kernels import (
     optional_row_pointers,
     projection_of,
     scale_of_statistic,
+    squares_about_mean,
     statistic_and_scale,
     store_gradient,
     store_output,
@@ -129,8 +130,7 @@ def norm_partial_kernel(
         v = tl.where(live, v - centre, 0.0)
         correction, total = two_sums(v, v * v, ALONG, ROWS > 1)
         correction = correction / count
-        total -= correction * correction * count
-        total = tl.where(total < 0, 0.0, total)
+        total = squares_about_mean(total, correction, count)
         tl.store(centres + part, centre, mask=inside)
         tl.store(rests + part, correction, mask=inside)
     else:
