@@ -416,6 +416,10 @@ class TurnedSplit(SplitRows):
 
     @cached_property
     def tiles(self) -> tuple[Tile, Tile]:
+        """``find_tiles``, kept."""
+        return self.find_tiles()
+
+    def find_tiles(self) -> tuple[Tile, Tile]:
         """What a program of either launch holds: of one row where those of several would merge too much."""
         r, read, held = self.rows, self.read_first, self.held[self.backward]
         alone = (r.lone_tile(read, len(read)), r.lone_tile(r.operands, len(read)))

@@ -10,7 +10,6 @@ from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.losses import split_kernels as kernels
 from triplan.backends.triton.losses.shared import CrossEntropyEntry
 from triplan.descriptors import CrossEntropyDescriptor
-from triplan.sku.facts import cached_property
 
 
 class CrossEntropySplit(TurnedSplit, CrossEntropyEntry, ops=CrossEntropyDescriptor.ops()):
@@ -19,9 +18,8 @@ class CrossEntropySplit(TurnedSplit, CrossEntropyEntry, ops=CrossEntropyDescript
     pairs = ((kernels.cross_entropy_partial_kernel, kernels.cross_entropy_finish_kernel),)
     merged = (kernels.cross_entropy_merge_kernel,)
 
-    @cached_property
-    def tiles(self) -> tuple[Tile, Tile]:
-        first, last = super().tiles
+    def find_tiles(self) -> tuple[Tile, Tile]:
+        first, last = super().find_tiles()
         return first, last if self.desc.gradient else Tile(1, first.block, 4)
 
     def finish(self) -> tuple[Tile, int]:

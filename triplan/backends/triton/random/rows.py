@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, power_of_two_in
-from triplan.backends.triton.common.card import MAX_THREAD_REGISTERS
+from triplan.backends.triton.common.card import MAX_THREAD_REGISTERS, SECTOR
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, divisor, extents, padded
 from triplan.backends.triton.common.strides import Along, continues, known_strides, row_tile, stride_arg
 from triplan.backends.triton.random import rows_kernels as kernels
@@ -34,8 +34,6 @@ COUNTERS, ODD_COUNTERS, THREADS = 4, 8, 1 << 18
 #: The same of rows that begin within a counter, if no x is read: a loop goes over the counters. Chosen on an H200: two
 #: warps for each scheduler cost less than the counters that more threads would evaluate twice.
 LOOPED_COUNTERS, LOOPED_THREADS = 12, 1 << 15
-#: Bytes of a sector of the cache.
-SECTOR = 32
 #: Elements of a program at most that draws short integers: more spill where each has an address. Untuned.
 INTEGERS = 1024
 #: Bytes of a row of x up to which one thread reads it, if out is contiguous across rows: a line of the cache, which
