@@ -426,6 +426,13 @@ def test_pixels_of_a_tile_of_fmas_change_no_bits(op: str, where: str, monkeypatc
         assert torch.equal(found, first[name]), name
 
 
+def test_one_filter_whose_order_is_promised() -> None:
+    """The order of its weight leaves out the axis of filters; the problem of the copies has eight of them."""
+    fields = {**FIELDS, "in_channels": 32, "out_channels": 1, "kernel": (1, 5), "element": "bf16"}
+    desc = tp.Conv2dDescriptor(**fields, layouts={"weight": LAST.replace(order=(3, 1)), "x": LAST})
+    assert tp.plan(desc, target=H200, kernel="converted_wgmma").sku().kernel == "converted_wgmma"
+
+
 def test_what_is_selected() -> None:
     """Depthwise and small problems have kernels of their own; channels first are copied where that pays."""
     big = {**FIELDS, "batch": 64, "in_channels": 256, "out_channels": 256, "height": 56, "width": 56}

@@ -48,6 +48,8 @@ def entries(
         fields = copies.whole(desc, copied(desc)) if whole and desc.groups == 1 else {}
         fields |= {FIELDS[name]: n for name, n in filled(desc).items() if name in FIELDS}
         layouts = {**dict(desc.layouts), **{c.operand.name: c.layout for c in copied(desc)}}
+        # An order leaves out axes of one element, of which the copies may have more: one output channel becomes eight.
+        layouts = {name: layout.replace(order=()) for name, layout in layouts.items()}
         return desc.replace(layouts=layouts, **fields)
 
     def supports(desc: Conv2dProblem, target: Target) -> Support:
