@@ -234,6 +234,16 @@ def test_out_of_another_float_is_rounded_once(dtype: torch.dtype, monkeypatch: p
     assert written == ([] if dtype is torch.float64 else [dtype])
 
 
+def test_the_gradient_of_logit_is_torchs_everywhere() -> None:
+    """Its domain is [0, 1]: the gradient is infinite at the ends, and NaN beyond."""
+    given = torch.tensor([-0.5, 0.0, 0.3, 1.0, 1.5, torch.nan, torch.inf], dtype=torch.float64)
+    found = []
+    for function in (torch.logit, F.logit):
+        x = given.clone().requires_grad_()
+        found += torch.autograd.grad(function(x).sum(), x)
+    torch.testing.assert_close(found[1], found[0], equal_nan=True)
+
+
 def test_gradients_are_one_launch_of_those_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     launches: list[int] = []
     fill = engine.fill

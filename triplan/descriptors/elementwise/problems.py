@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from types import FunctionType
@@ -76,12 +77,18 @@ def _expression(op: str) -> Expr:
     return found
 
 
+def gradients_of(op: str | None, results: Mapping[str, Expr], wrt: Sequence[str]) -> dict[str, Expr]:
+    """What ``gradients`` finds for ``results``, which are those of the named op ``op``, if it is one."""
+    if op == "logit":  # as torch's: NaN outside [0, 1]. 1 division, where that of its expression has 4
+        products = {name: operand(name) * (1 - operand(name)) for name in wrt}
+        dout = operand(f"d{next(iter(results))}")
+        return {f"d{name}": expr.where(p < 0, math.nan, dout / p) for name, p in products.items()}
+    return gradients(results, wrt)
+
+
 @cache
 def _gradient(op: str) -> Expr:
-    if op == "logit":  # 1 division, where that of its expression has 4
-        x = operand("x")
-        return operand("dout") / (x * (1 - x))
-    return gradients({"out": _expression(op)}, "x")["dx"]
+    return gradients_of(op, {"out": _expression(op)}, "x")["dx"]
 
 
 def _differentiable(op: str) -> bool:

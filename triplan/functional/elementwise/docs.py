@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from triplan.descriptors.elementwise.problems import NAMED
-from triplan.descriptors.expressions.derivatives import gradients
+from triplan.descriptors.elementwise.problems import NAMED, gradients_of
 from triplan.descriptors.expressions.expression import FUNCTIONS, Expr, leaf, operand
 
 #: Where functions are defined; elsewhere floats give NaN.
@@ -65,7 +64,7 @@ def _gradients(name: str, operands: list[str], built: Expr) -> list[str]:
         function = FUNCTIONS[name].gradient
         given = (operand("g"), operand("out"), *map(operand, operands))
         return ["0" if e is None else written(leaf(e)) for e in (function(*given) if function else ())]
-    found = gradients({"out": built}, operands)
+    found = gradients_of(name, {"out": built}, operands)
     return [written(found[f"d{n}"]).replace("dout", "g") for n in operands]
 
 

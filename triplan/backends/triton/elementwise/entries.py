@@ -25,12 +25,13 @@ ELEMENTS = tuple(e for e in ElementKind if not e.value.startswith("fp8"))
 FLOATS = tuple(e for e in ELEMENTS if e.is_floating_point)
 #: The elements that kernels take, by op; the descriptor refuses those that a function does not take.
 OPS = {op: FLOATS if cls is UnaryBackwardDescriptor else ELEMENTS for cls in DESCRIPTORS for op in cls.ops()}
-#: Ops of version 2: their trees have functions that got a short form, so that 16-bit results have other bits.
+#: Ops of version 2: their trees have functions that got a short form, so that 16-bit results have other bits. (The
+#: gradient of logit became NaN outside [0, 1].)
 NEW_BITS = {
     *("acosh", "asinh", "atan", "atanh", "erfc", "log", "log10", "log1p", "log1pexp", "log2", "logit", "logit_clamped"),
     *("logsigmoid", "mish", "rsqrt", "softcap_tanh", "softplus", "sqrt", "tanh", "tanhshrink", "acos_backward"),
     *("acosh_backward", "asin_backward", "asinh_backward", "mish_backward", "rsqrt_backward", "softcap_tanh_backward"),
-    *("sqrt_backward", "tanh_backward", "tanhshrink_backward", "expression"),
+    *("logit_backward", "sqrt_backward", "tanh_backward", "tanhshrink_backward", "expression"),
 }
 
 
