@@ -14,7 +14,7 @@ from proofs import target
 
 import triplan as tp
 from triplan.backends.triton.common.accuracy import SHORT
-from triplan.backends.triton.elementwise.entries import NEW_BITS, OPS
+from triplan.backends.triton.elementwise.entries import OPS, VERSIONS
 from triplan.descriptors.elementwise.problems import NAMED, _expression, _gradient
 from triplan.descriptors.expressions.expression import FUNCTIONS, flattened
 from triplan.testing import check_plan
@@ -187,15 +187,16 @@ def test_integers_of_64_bits_are_divided(where: str, op: str) -> None:
 
 
 def test_the_version_tells_which_ops_got_new_bits() -> None:
-    """Those whose trees have a function that got a short form; the first three had one from the beginning."""
+    """Of trees with functions that got a short form (three had one from the beginning); then of those with rsqrt."""
     new = SHORT.keys() - {"exp", "sigmoid", "normal_cdf"}
-    found = {"expression"}
-    for op in OPS.keys() - found:
+    found = {"expression": 3, "logit_backward": 2}
+    for op in OPS.keys() - found.keys():
         name = op.removesuffix("_backward")
         nodes, _ = flattened([_expression(op) if name == op else _gradient(name)])
-        if new & {str(node[0]) for node in nodes}:
-            found.add(op)
-    assert found == NEW_BITS
+        names = {str(node[0]) for node in nodes}
+        if version := 3 if "rsqrt" in names else 2 if new & names else 0:
+            found[op] = version
+    assert found == VERSIONS
 
 
 @compiles

@@ -168,7 +168,12 @@ def fmin(x, y): return tl.where((x <= y) | (y != y), x, y)
 @jit
 def sqrt(x): return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
 @jit
-def rsqrt(x): return reciprocal(sqrt(x))
+def rsqrt(x):
+    if x.dtype != tl.float32:
+        return reciprocal(sqrt(x))
+    return tl.rsqrt(_normal(x)) * tl.where(_is_subnormal(x), 4096.0, 1.0)
+
+
 @jit
 def short_exp(x): return tl.exp(x)
 
@@ -176,11 +181,6 @@ def short_exp(x): return tl.exp(x)
 @jit
 def short_sqrt(x):
     return tl.sqrt(_normal(x)) * tl.where(_is_subnormal(x), 0.000244140625, 1.0)
-
-
-@jit
-def short_rsqrt(x):
-    return tl.rsqrt(_normal(x)) * tl.where(_is_subnormal(x), 4096.0, 1.0)
 
 
 @jit

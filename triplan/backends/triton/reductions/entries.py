@@ -164,7 +164,7 @@ def reductions(
                 rank=rank,
                 numerics=lambda desc: numerics(plan_of(desc), name),
                 priority=priority,
-                version=9,  # lines a little longer than a chunk have one; groups of blocks of moments; few odd columns
+                version=10,  # f32's rsqrt in expressions is the hardware's
                 layout=layout,
                 **({} if workspace is None else {"workspace": workspace}),
             )(build)
