@@ -42,6 +42,8 @@ SHORT, WARPS, SEVERAL = 128, (16, 8, 4), (16, 32, 16)
 #: Parts into which tiles of one row are divided forward, of which those that hold no element are left out, and the
 #: shortest such tile; and parts of a row, of one operand, up to which three programs of 16 warps do not spill. Untuned.
 PARTS, PARTED_FROM, FEW_PARTS = 8, 2048, 5
+#: Elements of such a tile at most whose weights are loaded at once: those of longer ones leave no registers.
+AT_ONCE = 8192
 #: Part of a thread's registers that its elements may take.
 HELD = 2 / 3
 #: Of such programs, elements a microsecond: of 16 bits with gradients of weight or bias, of 16 bits without, of f32, of
@@ -163,7 +165,8 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
             two = narrow and not (self.centred and count == PARTS - 1)
             programs = (2 if two else 1) if self.residual else 3 if count <= FEW_PARTS else 2
             most = registers_for(tile, programs)
-            return [self.launch(kernels.norm_parted_kernel, registers=most, PIECES=count, BLOCK=self.piece)]
+            which, together = kernels.norm_parted_kernel, count if tile.block <= AT_ONCE else 1
+            return [self.launch(which, registers=most, PIECES=count, BLOCK=self.piece, TOGETHER=together)]
         if not self.backward:
             # Rows of which a program's threads hold one vector each; all rows, where no vectors are loaded.
             abreast = max(32 * tile.warps * r.vector(tile) // tile.block, 1) if r.vectors else tile.rows
