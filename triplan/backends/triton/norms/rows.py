@@ -5,7 +5,10 @@ Backward, programs stay for several groups of rows, and accumulate the gradients
 
 from __future__ import annotations
 
+import math
+
 from triplan.backends.runtime.launch import Arg, Launch
+from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows_entries import WholeRows
 from triplan.backends.triton.common.tiles import Tile, registers_for, waves_us
@@ -134,7 +137,10 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
             odd = r.n % 2 and tile.rows > 8
             each *= max(ODD_ELEMENT_US if odd else 0.0, ELEMENT_US[self.centred])
             each *= len(self.moved) / 2 if r.crossed else 1.0
-            return super().us(target) + (each if tile.rows > 1 else 0.0)
+            # Programs of one row end together: a last wave takes as long as a full one.
+            waves = math.ceil(self.programs() * tile.warps / (card.SM_WARPS * target.sm_count))
+            last = waves * self.program_us if tile.rows == 1 and waves > 1 else 0.0
+            return max(super().us(target), last) + (each if tile.rows > 1 else 0.0)
         us = waves_us(self.sums, self.each * tile.rows * sum(self.traffic()) * r.sectors(tile.rows), target)
         wide, held = self.element.itemsize // 4, self.pieces() * self.piece
         if self.divided():
@@ -144,7 +150,9 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
             sums = len(self.gradients) * self.pieces() * (1 + tile.warps * beside / SUMS_CONFLICT)
             return us + DIVIDED_ELEMENT_US * each + SUMS_US * sums
         if not r.vectors:
-            us = max(us, r.count * held / SINGLE_PER_US[wide + 1 if wide else tile.rows > FEW_ROWS])
+            # Those of the busiest multiprocessor, of whose last tile rows that there are not cost nothing.
+            elements = -(-self.sums // target.sm_count) * self.each * min(tile.rows, r.count) * held
+            us = max(us, elements * card.SMS / SINGLE_PER_US[wide + 1 if wide else tile.rows > FEW_ROWS])
         elif 4 * r.n <= 3 * tile.block:
             us *= IDLE
         reduced = REDUCE_US[tile.rows > 8] * len(self.gradients) if tile.rows > 4 and tile.warps > 4 else 0.0
