@@ -109,7 +109,7 @@ class ClipArgs:
 
 
 class ClipPlan(TablePlan[ClipDescriptor, ClipArgs]):
-    descriptor_type, args_type = ClipDescriptor, ClipArgs
+    descriptor_type, args_type, joins = ClipDescriptor, ClipArgs, True
 
 
 class ListExpressionArgs(NamedArgs):
@@ -119,4 +119,4 @@ class ListExpressionArgs(NamedArgs):
 
 
 class ListExpressionPlan(TablePlan[ListExpressionDescriptor, ListExpressionArgs]):
-    descriptor_type, args_type = ListExpressionDescriptor, ListExpressionArgs
+    descriptor_type, args_type, joins = ListExpressionDescriptor, ListExpressionArgs, True

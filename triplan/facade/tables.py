@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from operator import attrgetter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from typing_extensions import Self
 
 from triplan.backends.runtime import cuda
 from triplan.backends.runtime.launcher import WORKSPACE, BoundLaunch, Places
@@ -23,6 +24,7 @@ from triplan.facade.plan import Plan
 from triplan.facade.prepared import PreparedIndices
 from triplan.facade.workspace import Workspace
 from triplan.sku import SUPPORTED, BackendKind, Support
+from triplan.sku.facts import cached_property
 
 D = TypeVar("D", bound=Descriptor)
 A = TypeVar("A")
@@ -39,8 +41,11 @@ class TablePlan(Plan[D, A]):
     memory of the BoundRun's own, on the stream that is current then; a stream that launches the BoundRun must be behind
     that. Where the current stream is being captured, another stream writes them at once. A captured BoundRun writes
     none: its tables live as long as it. Of up to four tensors (``FEW``) there are no tables: sizes and addresses are
-    arguments of the launches.
+    arguments of the launches. Nor are there any of whole vectors, if a subclass ``joins`` them: each is one tensor.
     """
+
+    #: Whether no bit of a result depends on where a tensor of the list ends.
+    joins: ClassVar[bool] = False
 
     def can_implement(self, args: A) -> Support:
         if not isinstance(args, self.args_type) or not self._listed(args):
@@ -50,6 +55,12 @@ class TablePlan(Plan[D, A]):
         except TriplanError as e:
             return Support.no(e)
         return SUPPORTED
+
+    def prepare(self, device: torch.device | str | int | None = None) -> Self:
+        super().prepare(device)
+        if self._whole is not self:
+            self._whole.prepare(device)
+        return self
 
     def run(
         self,
@@ -65,9 +76,10 @@ class TablePlan(Plan[D, A]):
             self._validate(args, workspace)
             is_listed = self._listed(args)
             if self._entry.backend is not BackendKind.REFERENCE:
+                plan = self if is_listed else self._whole
                 if workspace is not None:
-                    self._write_tables(workspace.tensor, args)
-                self._run_on_cpu(args if is_listed else self._split(args), workspace, stream)
+                    plan._write_tables(workspace.tensor, args)
+                plan._run_on_cpu(args if is_listed else plan._split(args), workspace, stream)
             elif is_listed:
                 self._run_joined(args)
             else:
@@ -107,18 +119,27 @@ class TablePlan(Plan[D, A]):
         if prepared is not None:
             return super()._bind(args, workspace, prepared)  # raises: nothing can be prepared
         self._validate(args, workspace)
-        index = self._written(args)[0].get_device()
-        kernels = self._load("launches", index)
+        index, plan = self._written(args)[0].get_device(), self if self._listed(args) else self._whole
+        kernels, table = plan._load("launches", index), plan._table
         plain = {f.name: getattr(args, f.name) for f in fields(args) if f.name not in self._streams}  # type: ignore[arg-type]
         held = {name: t for name, t in plain.items() if isinstance(t, Tensor)}
-        few = self._addresses(args) if self._table.is_few else []
+        few = plan._addresses(args) if table.is_few else []
         keys = [(name, i) for name, own in zip(self._streams, few, strict=bool(few)) for i in range(len(own))]
         places: Places = {key: i for i, key in enumerate([*((name, None) for name in held), WORKSPACE, *keys])}
         start = 0 if workspace is None else workspace.address
         values = (*(t.data_ptr() for t in held.values()), start, *(a for own in few for a in own))
-        if workspace is not None and self._table.nbytes:
+        if workspace is not None and table.nbytes:
             self._upload(workspace, args, index, stream)
         return tuple(kernel.template(args, places).fill(values) for kernel in kernels), index
+
+    @cached_property
+    def _whole(self) -> Self:
+        """The plan for whole vectors."""
+        if not self.joins or len(self._sizes) < 2:
+            return self
+        preference = self.preference.model_copy(update={"kernel": self._entry.name})
+        desc = self.descriptor.replace(sizes=(sum(self._sizes),))
+        return type(self).select(desc, preference=preference, target=self.target, tuning=self.tuning)
 
     # --- tables ---
 

@@ -379,6 +379,27 @@ def test_chunks_are_found_with_a_table_and_without(few: int, copied: int, where:
 @pytest.mark.parametrize(
     "where", [pytest.param(where, marks=getattr(pytest.mark, where)) for where in ("interpret", "gpu")]
 )
+@pytest.mark.parametrize("op", ["clip_value", "total_norm"])
+def test_whole_vectors_need_no_tables_where_borders_do_not_matter(op: str, where: str) -> None:
+    """What is written to the workspace shows which launches ran."""
+    sizes = (5, 0, 1100, 3, 2, 1)
+    plan: Any = tp.plan(tp.descriptor_types()[op](op=op, element="f32", sizes=sizes), target=target(where))  # type: ignore[call-arg]
+    device, found, writes = plan.target.device_type, [], []
+    for is_whole in (True, False):
+        x, norm = torch.linspace(-3, 3, sum(sizes), device=device), torch.zeros(1, dtype=torch.float64, device=device)
+        workspace = tp.Workspace.allocate(plan)
+        workspace.tensor.fill_(0xA5)
+        given = x if is_whole else list(x.split(sizes))
+        plan.run(tp.ClipArgs(given, 1.0) if op == "clip_value" else tp.TotalNormArgs(given, norm), workspace)
+        found += [(x, norm)]
+        writes += [bool((workspace.tensor != 0xA5).any())]
+    assert writes == [op == "total_norm", True]
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param(where, marks=getattr(pytest.mark, where)) for where in ("interpret", "gpu")]
+)
 @pytest.mark.parametrize("sizes", [(), (0,), (0, 0), (0,) * 5])
 @pytest.mark.parametrize("each", [False, True])
 def test_norms_of_no_elements(each: bool, sizes: tuple[int, ...], where: str) -> None:

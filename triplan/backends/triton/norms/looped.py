@@ -23,6 +23,9 @@ CROSSED = (crossed_kernels.norm_crossed_kernel, crossed_kernels.norm_backward_cr
 #: elements and of longer ones, forward, backward and with gradients of weight or bias.
 LOOP_US, LONG = 0.45, 1 << 15
 SINGLE_PER_US = ((3e5, 4e5, 2.2e5), (3e5, 1.5e5, 1.5e5))
+#: The same forward of rows with gaps, whose consecutive elements consecutive threads load. (From drawn problems on an
+#: H200.)
+GAPPED_PER_US = 4.3e5
 #: The same of longer rows backward, of which each multiprocessor has at least so many: their programs hide each other's
 #: latencies. (From drawn problems on an H200.)
 MANY, MANY_PER_US = 8, 3e5
@@ -60,6 +63,8 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
             per_us = SINGLE_PER_US[r.n > LONG][self.backward + bool(self.gradients)]
             if self.backward and not self.gradients and r.n > LONG and r.count >= MANY * target.sm_count:
                 per_us = MANY_PER_US
+            if not (r.unit or self.backward):
+                per_us = GAPPED_PER_US
             us = max(us + LOOP_US, self.single_us(per_us))
             if not r.vectors and not self.backward:
                 us = max(us, BLOCK_US * r.blocks(tile))

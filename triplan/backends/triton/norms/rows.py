@@ -5,7 +5,10 @@ Backward, programs stay for several groups of rows, and accumulate the gradients
 
 from __future__ import annotations
 
+import math
+
 from triplan.backends.runtime.launch import Arg, Launch
+from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows_entries import WholeRows
 from triplan.backends.triton.common.tiles import Tile, registers_for, waves_us
@@ -42,6 +45,8 @@ SHORT, WARPS, SEVERAL = 128, (16, 8, 4), (16, 32, 16)
 #: Parts into which tiles of one row are divided forward, of which those that hold no element are left out, and the
 #: shortest such tile; and parts of a row, of one operand, up to which three programs of 16 warps do not spill. Untuned.
 PARTS, PARTED_FROM, FEW_PARTS = 8, 2048, 5
+#: Elements of such a tile at most whose weights are loaded at once: those of longer ones leave no registers.
+AT_ONCE = 8192
 #: Part of a thread's registers that its elements may take.
 HELD = 2 / 3
 #: Of such programs, elements a microsecond: of 16 bits with gradients of weight or bias, of 16 bits without, of f32, of
@@ -132,7 +137,10 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
             odd = r.n % 2 and tile.rows > 8
             each *= max(ODD_ELEMENT_US if odd else 0.0, ELEMENT_US[self.centred])
             each *= len(self.moved) / 2 if r.crossed else 1.0
-            return super().us(target) + (each if tile.rows > 1 else 0.0)
+            # Programs of one row end together: a last wave takes as long as a full one.
+            waves = math.ceil(self.programs() * tile.warps / (card.SM_WARPS * target.sm_count))
+            last = waves * self.program_us if tile.rows == 1 and waves > 1 else 0.0
+            return max(super().us(target), last) + (each if tile.rows > 1 else 0.0)
         us = waves_us(self.sums, self.each * tile.rows * sum(self.traffic()) * r.sectors(tile.rows), target)
         wide, held = self.element.itemsize // 4, self.pieces() * self.piece
         if self.divided():
@@ -142,7 +150,9 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
             sums = len(self.gradients) * self.pieces() * (1 + tile.warps * beside / SUMS_CONFLICT)
             return us + DIVIDED_ELEMENT_US * each + SUMS_US * sums
         if not r.vectors:
-            us = max(us, r.count * held / SINGLE_PER_US[wide + 1 if wide else tile.rows > FEW_ROWS])
+            # Those of the busiest multiprocessor, of whose last tile rows that there are not cost nothing.
+            elements = -(-self.sums // target.sm_count) * self.each * min(tile.rows, r.count) * held
+            us = max(us, elements * card.SMS / SINGLE_PER_US[wide + 1 if wide else tile.rows > FEW_ROWS])
         elif 4 * r.n <= 3 * tile.block:
             us *= IDLE
         reduced = REDUCE_US[tile.rows > 8] * len(self.gradients) if tile.rows > 4 and tile.warps > 4 else 0.0
@@ -163,7 +173,8 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
             two = narrow and not (self.centred and count == PARTS - 1)
             programs = (2 if two else 1) if self.residual else 3 if count <= FEW_PARTS else 2
             most = registers_for(tile, programs)
-            return [self.launch(kernels.norm_parted_kernel, registers=most, PIECES=count, BLOCK=self.piece)]
+            which, together = kernels.norm_parted_kernel, count if tile.block <= AT_ONCE else 1
+            return [self.launch(which, registers=most, PIECES=count, BLOCK=self.piece, TOGETHER=together)]
         if not self.backward:
             # Rows of which a program's threads hold one vector each; all rows, where no vectors are loaded.
             abreast = max(32 * tile.warps * r.vector(tile) // tile.block, 1) if r.vectors else tile.rows

@@ -158,6 +158,7 @@ def norm_parted_kernel(
     COMPUTE: tl.constexpr,
     PIECES: tl.constexpr,
     BLOCK: tl.constexpr,
+    TOGETHER: tl.constexpr,
 ):
     """out = (x - mean) * scale * (weight + OFFSET) + bias along each row; the mean is 0 without CENTRED.
 
@@ -165,7 +166,9 @@ def norm_parted_kernel(
     as PIECES tiles [1, BLOCK], side by side, which cover n.
 
     Rows may begin anywhere. Weight and bias are loaded element by element as well: in vectors, of which the row's end
-    divides one, threads would have to exchange them. They are loaded piece by piece, to take few registers.
+    divides one, threads would have to exchange them. They are loaded for TOGETHER pieces at a time, to take few
+    registers: a load stays behind the stores before it, as the compiler does not know that these do not overlap, and so
+    waits for memory.
     """
     outer, lane = group_start(tl.program_id(0), blocks, lanes, sizes, 1)
     col = tl.arange(0, BLOCK)[None, :]
@@ -206,16 +209,19 @@ def norm_parted_kernel(
     statistic, scale = statistic_and_scale(squares, inverse_n, eps, LENGTH)
     to = row_pointers(out, out_strides, outer, sizes, lane)
     single = tl.max_contiguous(col, (1, 1))
+    results = ()
     for i in tl.static_range(PIECES):
+        if i % TOGETHER == 0:
+            for j in tl.static_range(i, min(i + TOGETHER, PIECES)):
+                y = deviations[j] * scale
+                if CENTRED:
+                    y = y - correction * scale  # one FMA
+                place = j * BLOCK + single
+                results = results + (load_affine(y, weight, bias, place, place < n, OFFSET),)
         if summed is not None:
             sums_to = element_pointers(summed, summed_strides, outer, sizes, lane, i * BLOCK + col)
             tl.store(sums_to, v[i].to(summed.dtype.element_ty), mask=lives[i])
-        y = deviations[i] * scale
-        if CENTRED:
-            y = y - correction * scale  # one FMA
-        place = i * BLOCK + single
-        y = load_affine(y, weight, bias, place, place < n, OFFSET)
-        tl.store(to + axis_offset(i * BLOCK + col, out_strides[2]), y.to(out.dtype.element_ty), mask=lives[i])
+        tl.store(to + axis_offset(i * BLOCK + col, out_strides[2]), results[i].to(out.dtype.element_ty), mask=lives[i])
     row = outer.to(tl.int64) * lanes + lane + tl.arange(0, 1)[:, None]
     tl.store(rstd + row, statistic)
     if CENTRED:

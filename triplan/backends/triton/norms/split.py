@@ -16,11 +16,13 @@ from triplan.backends.triton.norms.parameters_kernels import norm_parameters_ker
 from triplan.backends.triton.norms.shared import OPS, NormEntry
 from triplan.sku import ElementKind, Target
 
-#: Elements a microsecond where no vectors are loaded, forward and backward: of rows with gaps, and of others.
-SINGLE_PER_US = ((2.5e5, 0.9e5), (4.2e5, 2.1e5))
+#: Elements a microsecond where no vectors are loaded, forward and backward: of rows with gaps, backward of all operands
+#: together, each of which is accessed element by element; and of others. From drawn problems on an H200.
+SINGLE_PER_US = ((2.5e5, 4e5), (4.2e5, 2.1e5))
 #: Microseconds that programs take longer backward where no vectors are loaded, of rows of more than SHORT_ROW elements,
-#: with gradients of weight or bias or where rows lie in several ways. From drawn problems on an H200.
-ODD_US = 1.5
+#: with gradients of weight or bias or where rows lie in several ways; of contiguous rows, for each word that a thread
+#: holds of an operand, as it loads each by itself. From drawn problems on an H200.
+ODD_US, ODD_WORD_US = 1.5, 0.05
 #: Elements of the longest row that does not take longer. From drawn problems on an H200.
 SHORT_ROW = 144
 #: Microseconds of each launch after the first backward, of rows of at most SHORT_ROW elements. From drawn problems on
@@ -61,9 +63,14 @@ class NormSplit(TurnedSplit, NormEntry, ops=OPS):
         us = max(super().us(target), self.busy_us(self.programs(), target))
         if self.tiles[1].rows == 1:
             padded = self.blocks() * self.tile.block / max(self.rows.n, 1) if self.backward else 1.0
-            us = max(us, self.single_us(SINGLE_PER_US[self.rows.unit][self.backward] / padded))
+            per_us = SINGLE_PER_US[self.rows.unit][self.backward]
+            operands = len(self.moved) if self.backward and not self.rows.unit else 1
+            us = max(us, self.single_us(per_us / (padded * operands)))
         hard = bool(self.gradients) or self.rows.crossed
         odd = self.backward and hard and not self.rows.vectors and self.rows.n > SHORT_ROW
+        if odd and self.rows.unit:
+            words = self.tile.rows * self.tile.block * self.compute.itemsize / (4 * 32 * self.tile.warps)
+            return us + ODD_WORD_US * words
         return us + (ODD_US if odd else 0.0)
 
     def reduce(self) -> Launch:
