@@ -226,11 +226,11 @@ def evaluated(words, log, short, cos, sin, unit, UNIFORM: tl.constexpr, BLOCK: t
     """The functions of each of BLOCK words (u32), and ``uniform`` of [0, 1) in the type of ``unit``."""
     at = tl.arange(0, BLOCK)
     word = tl.load(words + at).to(tl.uint32, bitcast=True)
-    x, y = circle(word)
+    x, y, sign = circle(word)
     tl.store(log + at, minus_log(word))
     tl.store(short + at, minus_log(word, True))
-    tl.store(cos + at, x)
-    tl.store(sin + at, y)
+    tl.store(cos + at, (x.to(tl.uint32, bitcast=True) ^ sign).to(tl.float32, bitcast=True))
+    tl.store(sin + at, (y.to(tl.uint32, bitcast=True) ^ sign).to(tl.float32, bitcast=True))
     found = UNIFORM(word, None, (0.0, 1.0), unit.dtype.element_ty)
     tl.store(unit + at, found.to(unit.dtype.element_ty))
 

@@ -374,13 +374,13 @@ def test_chunks_of_columns_are_not_far_apart_by_a_power_of_two() -> None:
 @pytest.mark.parametrize(("sms", "chunks"), [(2, 1), (4, 2)])
 def test_long_columns_are_read_in_whole_waves(sms: int, chunks: int, where: str, constant: SetConstant) -> None:
     """Of few multiprocessors: the last group of blocks of a chunk is not whole."""
-    for name, value in {"SMS": sms, "WAVE_BLOCK": 8, "WAVE_WARPS": 2, "OVERLAPPED_LAUNCH_US": 0}.items():
+    for name, value in {"SMS": sms, "WAVE_BYTES": 1024, "WAVE_WARPS": 2, "OVERLAPPED_LAUNCH_US": 0}.items():
         for module in (shared, waves):
             if hasattr(module, name):
                 constant(module, name, value)
     elements = {"sum": "i16", "mean": "bf16", "prod": "f32", "amin": "f32", "std": "bf16", "logsumexp": "f32"}
     for op, element in (elements | {"aminmax": "f16", "std_mean": "f32", "vector_norm": "f64"}).items():
-        columns = 256 // tp.ElementKind(element).itemsize
+        columns = 2 * waves.tile_of(tp.ElementKind(element).itemsize)[0]
         cls: Any = tp.descriptor_types()[op]
         desc = cls(op=op, element=element, input_shape=(605, columns), reduce_axes=(0,))
         plan = tp.plan(desc, target=target(where))

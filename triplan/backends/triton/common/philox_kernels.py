@@ -61,17 +61,17 @@ def words_of(seed, offset, counter):
 
 
 @jit
-def polynomial(x, COEFFICIENTS):
-    """sum(COEFFICIENTS[i] * x**(n - 1 - i)), by Horner's rule in x's type. COEFFICIENTS: a tuple of n numbers."""
-    found = tl.full(x.shape, COEFFICIENTS[0], x.dtype)
+def polynomial(x, COEFFICIENTS, TIMES: tl.constexpr = 1):
+    """sum(TIMES * COEFFICIENTS[i] * x**(n - 1 - i)), by Horner's rule in x's type, of a tuple of n numbers."""
+    found = tl.full(x.shape, TIMES * COEFFICIENTS[0], x.dtype)
     for i in tl.static_range(1, len(COEFFICIENTS)):
-        found = tl.fma(found, x, tl.full((), COEFFICIENTS[i], x.dtype))  # a number alone would be one of f32
+        found = tl.fma(found, x, tl.full((), TIMES * COEFFICIENTS[i], x.dtype))  # a number alone would be one of f32
     return found
 
 
 @jit
-def _minus_log_f32(word, SHORT: tl.constexpr):
-    """-log(u), u = (word + 1/2) * 2**-32, within 3 ulp; SHORT: with a relative error below 2**-16, for 16-bit results.
+def _minus_log_f32(word, SHORT, TIMES):
+    """-TIMES * log(u), u = (word + 1/2) * 2**-32, within 3 ulp; SHORT: within 2**-16 of it, for 16-bit results.
 
     f * polynomial(f) is -log(1 - f): near 1 of f = 1 - u, which f32 holds where it does not hold u, else of f = 1 - m,
     u = m * 2**e. The polynomials' largest relative errors are the least (found by reweighted least squares).
@@ -82,7 +82,7 @@ def _minus_log_f32(word, SHORT: tl.constexpr):
     exponent = (bits - 0x3F3504F3) & tl.where(near, 0, -0x800000)  # e * 2**23, with sqrt(1/2) <= m < sqrt(2)
     f = tl.where(near, v, 1.0 - (bits - exponent).to(tl.float32, bitcast=True))
     if SHORT:
-        p = polynomial(f, (0.142920718, 0.220559493, 0.254032731, 0.332580239, 0.499902189, 1.00000453))
+        p = polynomial(f, (0.142920718, 0.220559493, 0.254032731, 0.332580239, 0.499902189, 1.00000453), TIMES)
     else:
         p = polynomial(
             f,
@@ -98,18 +98,20 @@ def _minus_log_f32(word, SHORT: tl.constexpr):
                 4.999998808e-1,
                 1.0,
             ),
+            TIMES,
         )
-    return tl.fma(exponent.to(tl.float32), -8.262958294867817e-08, f * p)  # log(2) * 2**-23
+    return tl.fma(exponent.to(tl.float32), TIMES * -8.262958294867817e-08, f * p)  # log(2) * 2**-23
 
 
 @jit
-def minus_log(word, SHORT: tl.constexpr = False):
+def minus_log(word, SHORT: tl.constexpr = False, TIMES: tl.constexpr = 1):
     """-log(u), u in (0, 1): the middle of the interval of 2**-32 that ``word`` numbers, or of 2**-52 for 64-bit words.
 
-    So it is never 0 nor infinite: of 32 bits, from 2**-33 to 22.9.
+    So it is never 0 nor infinite: of 32 bits, from 2**-33 to 22.9. TIMES, a power of 2, multiplies it, and all that it
+    is computed of 32 bits from, at no cost.
     """
     if word.dtype == tl.uint32:
-        found = _minus_log_f32(word, SHORT)
+        found = _minus_log_f32(word, SHORT, TIMES)
     else:
-        found = -tl.log(tl.fma((word >> 12).to(tl.float64), 2.220446049250313e-16, 1.1102230246251565e-16))
+        found = -TIMES * tl.log(tl.fma((word >> 12).to(tl.float64), 2.220446049250313e-16, 1.1102230246251565e-16))
     return found

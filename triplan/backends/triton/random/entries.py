@@ -130,7 +130,8 @@ def entry(
                 supports=supports,
                 rank=rank,
                 numerics=numerics,
-                version=2,  # signs of zeros with a mean of -0.0; scales by Newton's steps
+                # 2: signs of zeros with a mean of -0.0; scales by Newton's steps. 3: such signs of f64
+                version=3 if op == "normal" else 2,
                 layout=layout,
             )(build)
         return build

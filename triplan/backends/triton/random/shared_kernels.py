@@ -1,9 +1,9 @@
 """Random numbers from the words of Philox (common/philox_kernels.py).
 
 Every GPU gives the same bits: multiply-adds are explicit (``tl.fma``) and nothing else is contracted, square roots are
-rounded to nearest, and f32 calls no library. ``NUMBERS`` has the jit function of each op, from (word, x, parameters or
-what ``SCALARS`` makes of them, element of the result); that of ``normal`` takes the two words of a pair of elements and
-returns both numbers.
+rounded to nearest, and f32 calls no library (rsqrt is one instruction). ``NUMBERS`` has the jit function of each op,
+from (word, x, parameters or what ``SCALARS`` makes of them, element of the result); that of ``normal`` takes the two
+words of a pair of elements and returns both numbers.
 """
 
 # mypy: ignore-errors
@@ -57,44 +57,41 @@ def _signed(x, sign):
 
 @jit
 def _negative(x):
-    """-x in f32 by its bits: Triton's own is 0 - x, an instruction that no multiply-add takes in."""
-    return _signed(x, tl.full((), 0x80000000, tl.uint32))
+    """-x by its bits: Triton's own is 0 - x, an instruction that no other takes in."""
+    BITS: tl.constexpr = x.dtype.primitive_bitwidth
+    return _signed(x, tl.full((), 1 << (BITS - 1), tl.core.get_int_dtype(BITS, False)))
 
 
 @jit
 def root(x):
     """sqrt(x) in f32, rounded to nearest, for x from 2**-100 to 2**100: the same bits as sqrt.rn.
 
-    That instruction is a branch to the code for all other x, and each root would begin after the one before. Here
-    1 / sqrt(x) begins with the bits of x (Kadlec's constants, 2**-10), Halley's step makes it 2**-23, and the root gets
-    one correction. A power of 4 changes exponents alone, so all f32 from 1/2 to 2, which a test takes, stand for all.
+    For such x ptxas translates sqrt.rn into these instructions, on sm_80 and sm_90, behind a branch to the code for all
+    others, across which each root would begin after the one before. (A test takes all f32 from 1/2 to 2: a power of 4
+    changes exponents alone.)
     """
-    bits = x.to(tl.uint32, bitcast=True)
-    y = (0x5F1FFFF9 - (bits >> 1)).to(tl.float32, bitcast=True)
-    y *= tl.fma(_negative(0.703952253 * x * y), y, tl.full((), 1.6819134, tl.float32))
-    e = tl.fma(_negative(x * y), y, tl.full((), 1.0, tl.float32))
-    y = tl.fma(y, e * tl.fma(e, tl.full((), 0.375, tl.float32), tl.full((), 0.5, tl.float32)), y)
+    y = tl.rsqrt(x)  # rsqrt.approx
     found = x * y
     return tl.fma(tl.fma(_negative(found), found, x), 0.5 * y, found)
 
 
 @jit
 def circle(word):
-    """(cos(2 * pi * u), sin(2 * pi * u)) with u = word * 2**-32 (64-bit words: 2**-64).
+    """(x, y, sign): cos(2 * pi * u) and sin(2 * pi * u) with u = word * 2**-32 (64-bit words: 2**-64), but for a sign.
 
-    The angle is reduced to at most pi / 4 and a quadrant; the polynomials are those of Cephes (sinf.c, sin.c).
+    The sign bit of ``sign``, an unsigned integer, inverts both: callers apply it to what they multiply both by. The
+    angle is reduced to at most pi / 4 and a quadrant; the polynomials are those of Cephes (sinf.c, sin.c).
     """
     BITS: tl.constexpr = word.dtype.primitive_bitwidth
-    ONE: tl.constexpr = 1 << (BITS - 3)  # half a quadrant
-    ahead = word + ONE  # its upper two bits are the quadrant
-    turned = word - (ahead & (6 * ONE))
+    ahead = word + (1 << (BITS - 3))  # half a quadrant: its upper two bits are the nearest quadrant
+    turned = word << 2  # four times what it is ahead of that, as a signed integer
     if BITS == 32:
-        a = turned.to(tl.int32, bitcast=True).to(tl.float32) * 1.4629180792671596e-09
+        a = turned.to(tl.int32, bitcast=True).to(tl.float32) * 3.657295198167899e-10
         square = a * a
         p = polynomial(square, (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1))
         q = polynomial(square, (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2))
     else:
-        a = turned.to(tl.int64, bitcast=True).to(tl.float64) * 3.406121580086554e-19
+        a = turned.to(tl.int64, bitcast=True).to(tl.float64) * 8.515303950216385e-20
         square = a * a
         p = polynomial(
             square,
@@ -120,14 +117,8 @@ def circle(word):
         )
     sin = tl.fma(p * square, a, a)
     cos = tl.fma(q, square * square, tl.fma(square, -0.5, 1.0))
-    turns = (ahead & (2 * ONE)) != 0
-    x, y = tl.where(turns, sin, cos), tl.where(turns, cos, sin)
-    minus_x, minus_y = (ahead + 2 * ONE) & (4 * ONE), ahead & (4 * ONE)
-    if BITS == 32:
-        found = _signed(x, minus_x), _signed(y, minus_y)
-    else:  # with fewer registers
-        found = tl.where(minus_x != 0, -x, x), tl.where(minus_y != 0, -y, y)
-    return found
+    turns = (ahead & (1 << (BITS - 2))) != 0
+    return tl.where(turns, _negative(sin), cos), tl.where(turns, cos, sin), ahead & (1 << (BITS - 1))
 
 
 @jit
@@ -166,12 +157,13 @@ def uniform(word, x, parameters, OUT):
 @jit
 def normal(a, b, parameters):
     """(mean + std * r * cos(t), mean + std * r * sin(t)), with r = sqrt(-2 * log(u(a))) and t = 2 * pi * u(b)."""
-    square = 2.0 * minus_log(a)
+    square = minus_log(a, TIMES=2)
     if square.dtype == tl.float32:
         r = root(square)  # from 2**-32 to 45.8
     else:
         r = tl.sqrt(square)  # rounds to nearest
-    x, y = circle(b)
+    x, y, sign = circle(b)
+    r = _signed(r, sign)
     mean = tl.full((), parameters[0], tl.float64).to(r.dtype)
     std = tl.full((), parameters[1], tl.float64).to(r.dtype)
     return tl.fma(r * x, std, mean), tl.fma(r * y, std, mean)

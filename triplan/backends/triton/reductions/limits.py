@@ -44,11 +44,13 @@ AT_ONCE = 8
 GROUP_BYTES, LIGHT_BYTES = 64, 128
 #: Chunks of columns of so many groups of blocks, or more, have whole groups: a part of one waits as long.
 FEWEST_GROUPS = 4
-#: Bytes of each row, elements of a line and warps of a tile of long columns that are read in whole waves (see
-#: Plan.waves): a thread loads 16 bytes of WAVE_GROUP blocks at a time, so that one program has as many bytes in flight
-#: as a multiprocessor of an H200 needs. Chosen there, of 4 to 32 warps and 64 to 256 bytes, for 8192 and 16384 columns
-#: of 16 bits, by runs that are not published.
-WAVE_BYTES, WAVE_BLOCK, WAVE_WARPS, WAVE_GROUP = 128, 64, 16, 8
+#: Bytes and warps of a tile of long columns that are read in whole waves (see Plan.waves): a thread loads 16 bytes of
+#: WAVE_GROUP blocks at a time, so that one program has as many bytes in flight as a multiprocessor of an H200 needs.
+#: Chosen there, of 4 to 32 warps, for 8192 and 16384 columns of 16 bits, by runs that are not published.
+WAVE_BYTES, WAVE_WARPS, WAVE_GROUP = 8192, 16, 8
+#: Bytes of each row of such a tile: of elements of at most 2 bytes, and of larger ones, whose 16384 columns then are
+#: one wave, not two (the same runs, of 64 to 512 bytes).
+WAVE_ROW, WIDE_WAVE_ROW = 128, 256
 #: What the beginning and the end of a wave take, in microseconds; and which share of the places of all waves has
 #: elements at least. Untuned. Chunks at most: many take longer to merge than waves save (by runs that are not
 #: published).

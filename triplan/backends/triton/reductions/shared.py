@@ -70,8 +70,6 @@ from triplan.backends.triton.reductions.limits import (
     TURNED_LINE,
     TURNED_SIDE,
     WARPS,
-    WAVE_BLOCK,
-    WAVE_BYTES,
     WAVE_WARPS,
     WHOLE_ANY,
     WHOLE_HELD,
@@ -79,7 +77,7 @@ from triplan.backends.triton.reductions.limits import (
 )
 from triplan.backends.triton.reductions.loads import Loads
 from triplan.backends.triton.reductions.tiles_kernels import reduce_kernel
-from triplan.backends.triton.reductions.waves import divided
+from triplan.backends.triton.reductions.waves import divided, tile_of
 from triplan.descriptors import ExpressionReductionDescriptor, Operand
 from triplan.descriptors.reductions import DEVIATIONS, ReductionProblem
 from triplan.sku import ElementKind
@@ -215,7 +213,7 @@ class Plan(Loads):
     def _tile(self) -> Tile:
         item, n, count = self.x.element.itemsize, max(self.n, 1), len(self.reads)
         if self.waves:
-            return Tile(WAVE_BYTES // item, WAVE_BLOCK, WAVE_WARPS)
+            return Tile(*tile_of(item), WAVE_WARPS)
         wide = self.compute.itemsize > 4
         double = wide or (self.kind.accumulates in PAIRS and self.kind.accumulates is not do.ENDS)
         odd, whole = self._aligned() < 16, 32 * WARPS * THREAD_BYTES // max(item, 2)

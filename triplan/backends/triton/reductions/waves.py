@@ -8,13 +8,20 @@ from triplan.backends.triton.common.card import BYTES_PER_US, OVERLAPPED_LAUNCH_
 from triplan.backends.triton.reductions.limits import (
     FAR_APART,
     FEWEST_GROUPS,
-    WAVE_BLOCK,
     WAVE_BYTES,
     WAVE_CHUNKS,
     WAVE_GROUP,
+    WAVE_ROW,
     WAVE_SHARE,
     WAVE_US,
+    WIDE_WAVE_ROW,
 )
+
+
+def tile_of(item: int) -> tuple[int, int]:
+    """The columns of a tile, of elements of ``item`` bytes, and the elements that it has of each."""
+    row = WAVE_ROW if item <= 2 else WIDE_WAVE_ROW
+    return row // item, WAVE_BYTES // row
 
 
 def divided(
@@ -25,12 +32,13 @@ def divided(
     ``side``: columns that are adjacent. ``light``: whether two programs fit on a multiprocessor. ``between``: bytes
     between so many elements of a column.
     """
-    rows, least = WAVE_BYTES // item, FEWEST_GROUPS * WAVE_BLOCK * WAVE_GROUP
+    rows, block = tile_of(item)
+    least = FEWEST_GROUPS * block * WAVE_GROUP
     groups = -(-side // rows) * (lanes // max(side, 1))
 
     def waves(chunks: int) -> tuple[float, int, int, int]:
         """(share of all reads and idle places that are reads, waves, chunk, chunks), if ``chunks`` are wanted."""
-        chunk = -(-n // (chunks * WAVE_BLOCK)) * WAVE_BLOCK
+        chunk = -(-n // (chunks * block)) * block
         chunks = -(-n // chunk)
         programs = groups * chunks
         resident = SMS if programs <= SMS or not light else 2 * SMS
