@@ -97,7 +97,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.freeze()
-        gc.set_threshold(10_000)  # frozen objects count no more, so that searches would come after every few tests
+        gc.set_threshold(100_000)  # frozen objects count no more, so that searches would come after every few tests
         gc.enable()
 
 
