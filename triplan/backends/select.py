@@ -150,7 +150,7 @@ def _within(
     ways = entry.configurations(desc, target).items()
     cost, name = min(((way.cost, name) for name, way in ways if way.workspace <= most), default=(0.0, ""))
     found = entry.configured(desc, target, name)
-    return found and (found, cost, f" ({name}, for its workspace)")
+    return None if found is None else (found, cost, f" ({name}, for its workspace)")
 
 
 def _refusal(

@@ -26,7 +26,8 @@ KERNEL, COPY, SUMS = "fma_kernel", "matrix_copy_kernel", "pieces_kernel"
         ({"layouts": {"b": COLUMN}}, [COPY, KERNEL]),
         ({"layouts": {"a": "strided"}}, [COPY, KERNEL]),
         ({"layouts": {"a": "strided", "b": "strided"}}, [COPY, COPY, KERNEL]),
-        ({"n": 4095, "k": 4095, "layouts": {"a": LOOSE_COLUMN, "b": LOOSE_ROW}}, [KERNEL]),
+        ({"m": 1023, "n": 1023, "k": 4095, "layouts": {"a": LOOSE_COLUMN, "b": LOOSE_ROW}}, [KERNEL, SUMS]),
+        ({"m": 2047, "n": 2047, "k": 4095}, [COPY, COPY, KERNEL]),
         ({"m": 255, "n": 12288, "k": 1 << 16, "layouts": {"a": LOOSE_COLUMN}}, [COPY, KERNEL, SUMS]),
         ({"m": 255, "n": 12288, "k": 4101}, [COPY, KERNEL, SUMS]),
         ({"n": 12288}, [COPY, KERNEL]),
@@ -161,7 +162,7 @@ def test_a_column_major_b_is_multiplied_as_rows_where_its_copy_takes_longer() ->
 
 def test_rows_that_begin_anywhere_are_stored_by_adjacent_threads() -> None:
     for change, single in (({}, False), ({"n": 4095}, True), ({"n": 4095, "layouts": {"c": COLUMN}}, False)):
-        (launch,) = fma.launches(SQUARE.replace(**change), Split(fma.TILES[2], 1))
+        (launch,) = fma.launches(SQUARE.replace(**change), Split(fma.TILES[2], 1), copied=False)
         assert launch.constexprs["C_SINGLE"] is single
 
 
@@ -181,11 +182,11 @@ def test_narrow_tiles_of_rows_store_vectors_where_single_elements_would_spill() 
     desc = tp.GemmDescriptor(m=4096, n=65, k=1 << 16, element="f32")
     turned = desc.replace(layouts={"a": LOOSE_COLUMN})
     for problem, tile, columns in ((desc, 3, 68), (desc, 2, 68), (turned, 3, 68), (desc.replace(n=21), 4, 24)):
-        launch, _ = fma.launches(problem, Split(fma.TILES[tile], 4))
+        launch, _ = fma.launches(problem, Split(fma.TILES[tile], 4), copied=False)
         assert launch.args["n"].value == columns  # type: ignore[union-attr]
-        assert fma.workspace_with(problem, Split(fma.TILES[tile], 4)) == 4 * 4096 * columns * 4
+        assert fma.workspace_with(problem, Split(fma.TILES[tile], 4), copied=False) == 4 * 4096 * columns * 4
     for problem, tile, names in ((desc, 3, [KERNEL, SUMS]), (desc, 2, [KERNEL]), (turned, 3, [KERNEL])):
-        assert [x.kernel.__name__ for x in fma.launches(problem, Split(fma.TILES[tile], 1))] == names
+        assert [x.kernel.__name__ for x in fma.launches(problem, Split(fma.TILES[tile], 1), copied=False)] == names
 
 
 @compiles

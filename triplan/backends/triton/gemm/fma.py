@@ -90,10 +90,12 @@ LARGE, COPIED_K = 128 * 128, 2048
 TALL_ROWS = 1.03
 #: Waves up to which that factor counts, if A passes through registers. From the same runs.
 TALL_ROWS_WAVES = 2
-#: A row-major A, or a factor whose rows begin anywhere, is copied if that takes at most such a part of the FMAs' time:
-#: loads in vectors save more, let the widest tile be taken, and need no registers of columns of A. From runs on an H200
-#: that are not published: of an A of odd rows, and of 2048 and 4096 whole ones.
+#: A row-major A is copied into columns, which need no registers on their way into shared memory, if that takes at most
+#: such a part of the FMAs' time. From runs on an H200 that are not published, of 2048 and 4096 rows.
 COPIED_SHARE = 0.02
+#: The same of a factor whose rows begin anywhere: its copy is loaded in vectors, which saves as much (``SINGLE``), and
+#: lets the widest tile be taken.
+COPIED_SINGLE_SHARE = 0.06
 #: Of splits whose estimates are within this factor of the lowest, that of the fewest pieces is taken. Untuned.
 NEAR = 1.005
 
@@ -147,7 +149,7 @@ def moved(desc: MatrixProductDescriptor, copied: bool = True) -> tuple[MatrixCop
 def _is_small(copy: MatrixCopy, others: int) -> bool:
     """Whether a factor, whose elements are each multiplied by ``others`` elements, is small beside the product."""
     fmas_us = 2e-6 * copy.operand.numel * others * WIDE_MFLOP_US / SMS
-    return copy.cost_us <= COPIED_SHARE * fmas_us
+    return copy.cost_us <= fmas_us * (COPIED_SINGLE_SHARE if is_elementwise(copy.operand) else COPIED_SHARE)
 
 
 @fact
@@ -384,7 +386,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="fma",
-        version=7,
+        version=8,
         elements=("f32",),
         archs=(ArchSku.SM90A,),
         features=("gluon",),
