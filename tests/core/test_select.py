@@ -99,6 +99,19 @@ def test_preferences_are_requirements() -> None:
         tp.plan(half, preference=pinned.replace(max_workspace_bytes=needed - 1), target=H200)
 
 
+def test_a_configuration_with_less_workspace_is_taken_where_the_cheapest_needs_too_much() -> None:
+    desc = tp.GemmDescriptor(m=16, n=512, k=1 << 16, element="f16")
+    (entry,) = (e for e in tp.TABLE.rows("gemm") if e.name == "split_k")
+    ways = entry.configurations(desc, H200)
+    most = tp.plan(desc, target=H200, kernel="split_k").workspace_size() - 1
+    plan = tp.plan(desc, target=H200, kernel="split_k", max_workspace_bytes=most)
+    cost, size = min((way.cost, way.workspace) for way in ways.values() if way.workspace <= most)
+    assert (plan.candidates[0].cost_us, plan.workspace_size()) == (cost, size)
+    least = min(way.workspace for way in ways.values())
+    with pytest.raises(tp.Unsupported, match=f"at most {least - 1} are allowed"):
+        tp.plan(desc, target=H200, kernel="split_k", max_workspace_bytes=least - 1)
+
+
 def test_excluded_features_are_never_used() -> None:
     table = tp.KernelTable()
     entry = tp.TABLE.rows("gather")[0]

@@ -11,7 +11,7 @@ from cases.gemm import COLUMN, ELEMENTS, LOOSE_COLUMN, LOOSE_ROW, backward, batc
 import triplan as tp
 from matrix import Build, Patterns, compiles, planned
 from triplan.backends.runtime.launch import Launch, overlapping
-from triplan.backends.triton.gemm import fma, split_k, tiles, wgmma, wgmma_backward, wgmma_tiles
+from triplan.backends.triton.gemm import fma, mma, split_k, tiles, wgmma, wgmma_backward, wgmma_tiles
 from triplan.backends.triton.gemm.rings import lower, rings_of
 from triplan.backends.triton.gemm.tile_shapes import tiles_of
 
@@ -169,6 +169,8 @@ def asks(desc: Any, entry: str, name: str) -> Patterns:
             and desc.n % 16 == desc.k % 16 == 0
         ):
             has.append(r"cp\.async\.cg")
+    if name == "mma_kernel":
+        return (r"mma\.sync\.aligned\.m16n8k8\S*\.tf32", r"cp\.async\.c[ag]"), (r"wgmma", r"ld\.global")
     if name == "fma_kernel":
         return (r"fma\.rn\.f32", r"cp\.async\.c[ag]"), (r"mma",)
     if desc in tuple(vectors()):
@@ -206,6 +208,10 @@ def others(op: str, entry: str, target: tp.Target) -> Iterator[tuple[tp.Descript
             for split in fma.splits_of(desc, target):
                 if split.pieces <= 2:
                     yield desc, overlapping(fma.launches(desc, split), target)
+    elif (op, entry) == ("gemm", "mma"):
+        for layouts, odd in (({"a": COLUMN}, 0), ({"a": LOOSE_COLUMN, "b": LOOSE_ROW}, 0), ({"a": COLUMN}, 1)):
+            weights = tp.GemmDescriptor(m=768, n=1024 + odd, k=4096, element="f32", math="tf32", layouts=layouts)
+            yield weights, overlapping(mma.launches(weights, mma.cheapest(weights, target)), target)
     elif (op, entry) == ("gemm", "split_k"):
         for split in split_k.splits_of(DECODE, target):
             yield DECODE, overlapping(split_k.launches(DECODE, split), target)

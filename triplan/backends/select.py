@@ -58,10 +58,13 @@ def select(
             refused.append(Candidate(entry.name, reason))
             continue
         priority = entry.priority if preference.batch_invariant else 0
-        if measured:
-            entry, cost, way = _fastest(entry, desc, preference, target, measured)
-        else:
-            cost, way = cost_us(entry, desc, target), ""
+        found = _fastest(entry, desc, preference, target, measured) or _within(entry, desc, preference, target)
+        if found is None:
+            needed, most = entry.workspace(desc, target), preference.max_workspace_bytes
+            reason = f"needs {needed} bytes of workspace; at most {most} are allowed"
+            refused.append(Candidate(entry.name, reason))
+            continue
+        entry, cost, way = found
         accepted.append((priority, cost, entry.name, entry, way))
     if not accepted:
         names = [entry.name for entry in entries]
@@ -72,7 +75,7 @@ def select(
             f"{target.key}",
             refused,
         )
-    accepted.sort(key=lambda found: found[:3])  # the name breaks a tie, never the order of registration
+    accepted.sort(key=lambda row: row[:3])  # the name breaks a tie, never the order of registration
     chosen = accepted[0][3]
     verdicts = [
         Candidate(
@@ -123,8 +126,9 @@ def unknown_times(
 
 def _fastest(
     entry: KernelRow, desc: Descriptor, preference: PlanPreference, target: Target, measured: Mapping[str, float]
-) -> tuple[KernelRow, float, str]:
-    """``entry`` in its fastest measured configuration, the time, and a description of the configuration."""
+) -> tuple[KernelRow, float, str] | None:
+    """``entry`` in its fastest measured configuration that has workspace, the time, and a description of the
+    configuration; None if none was measured."""
     most = preference.max_workspace_bytes
     own = sorted((us, name) for name, us in measured.items() if name.partition(" ")[0] == entry.name)
     for us, name in own:
@@ -132,7 +136,21 @@ def _fastest(
         found = entry.configured(desc, target, configuration) if configuration else entry
         if found is not None and (most is None or found.workspace(desc, target) <= most):
             return found, us, f" (measured{', ' * bool(configuration)}{configuration})"
-    return entry, cost_us(entry, desc, target), ""
+    return None
+
+
+def _within(
+    entry: KernelRow, desc: Descriptor, preference: PlanPreference, target: Target
+) -> tuple[KernelRow, float, str] | None:
+    """``entry``, or the configuration of the lowest estimate if only others have enough workspace; the estimate, and a
+    description of the configuration. None if all need more workspace."""
+    most = preference.max_workspace_bytes
+    if most is None or entry.workspace(desc, target) <= most:
+        return entry, cost_us(entry, desc, target), ""
+    ways = entry.configurations(desc, target).items()
+    cost, name = min(((way.cost, name) for name, way in ways if way.workspace <= most), default=(0.0, ""))
+    found = entry.configured(desc, target, name)
+    return None if found is None else (found, cost, f" ({name}, for its workspace)")
 
 
 def _refusal(
@@ -165,10 +183,6 @@ def _refusal(
             return support.reason
     if required and (reason := _broken_requirement(entry, desc, required)):
         return reason
-    if preference.max_workspace_bytes is not None:
-        needed = entry.workspace(desc, target)
-        if needed > preference.max_workspace_bytes:
-            return f"needs {needed} bytes of workspace; at most {preference.max_workspace_bytes} are allowed"
     if _has_many_elements(desc):
         try:
             entry.launches(desc, target)

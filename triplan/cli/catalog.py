@@ -143,7 +143,9 @@ def examples(cls: type[Descriptor], **fixed: Any) -> Iterator[Descriptor]:
                 yield _with_channels_last(found.replace(in_channels=OUTER, stride=(2, 2)))
                 yield _in_one_piece(found.replace(in_channels=INNER + 1, kernel=(1, 1)))
             elif cls.category is OpCategory.GEMM:
-                yield from (found.replace(n=1), found.replace(k=1), found.replace(n=INNER + 1), _by_columns(found))
+                yield from (found.replace(n=1), found.replace(k=1), found.replace(n=INNER + 1), _by_columns(found, 1))
+                if getattr(found, "element", None) is ElementKind.F32:
+                    yield _by_columns(found, 0).replace(math="tf32")
             elif cls.category is OpCategory.ATTENTION:
                 yield from (found.replace(head_dim=INNER + 1), found.replace(head_dim=3 * INNER))
         except InvalidProblem:
@@ -155,9 +157,10 @@ def _turned(desc: Descriptor) -> Descriptor:
     return desc.replace(layouts={desc.operands()[0].name: Layout.strided(unit_axis=0)})
 
 
-def _by_columns(desc: Descriptor) -> Descriptor:
-    """``desc`` with a column-major second matrix: the B of a product."""
-    return desc.replace(layouts={o.name: Layout.strided(unit_axis=len(o.shape) - 2) for o in desc.operands()[1:2]})
+def _by_columns(desc: Descriptor, i: int) -> Descriptor:
+    """``desc`` with a column-major matrix ``i``: the A or B of a product."""
+    o = desc.operands()[i]
+    return desc.replace(layouts={o.name: Layout.strided(unit_axis=len(o.shape) - 2)})
 
 
 def _with_channels_last(desc: Descriptor) -> Descriptor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
+from typing import NamedTuple
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_two_in
 from triplan.backends.table import Configuration, kernel
@@ -89,10 +90,12 @@ LARGE, COPIED_K = 128 * 128, 2048
 TALL_ROWS = 1.03
 #: Waves up to which that factor counts, if A passes through registers. From the same runs.
 TALL_ROWS_WAVES = 2
-#: A row-major A, or a factor whose rows begin anywhere, is copied if that takes at most such a part of the FMAs' time:
-#: loads in vectors save more, let the widest tile be taken, and need no registers of columns of A. From runs on an H200
-#: that are not published: of an A of odd rows, and of 2048 and 4096 whole ones.
+#: A row-major A is copied into columns, which need no registers on their way into shared memory, if that takes at most
+#: such a part of the FMAs' time. From runs on an H200 that are not published, of 2048 and 4096 rows.
 COPIED_SHARE = 0.02
+#: The same of a factor whose rows begin anywhere: its copy is loaded in vectors, which saves as much (``SINGLE``), and
+#: lets the widest tile be taken.
+COPIED_SINGLE_SHARE = 0.06
 #: Of splits whose estimates are within this factor of the lowest, that of the fewest pieces is taken. Untuned.
 NEAR = 1.005
 
@@ -112,23 +115,33 @@ def turned(desc: MatrixProductDescriptor) -> Product | None:
     return product if saved > desc.operand("c").nbytes / TURNED_BYTES_PER_US else None
 
 
-def as_multiplied(desc: MatrixProductDescriptor) -> MatrixProductDescriptor:
-    """The problem, or the transposed one."""
-    product = turned(desc)
-    return desc if product is None else product.desc
+class Problem(NamedTuple):
+    """A product as it is multiplied, and the copies that are read in place of its factors."""
+
+    desc: MatrixProductDescriptor
+    copies: tuple[MatrixCopy, ...]
 
 
 @fact
-def moved(desc: MatrixProductDescriptor) -> tuple[MatrixCopy, ...]:
+def problem_of(desc: MatrixProductDescriptor, copied: bool = True) -> Problem:
+    """The problem, or the transposed one, with all copies, or with those alone that the kernel cannot do without."""
+    product = turned(desc)
+    multiplied = desc if product is None else product.desc
+    return Problem(multiplied, moved(multiplied, copied))
+
+
+@fact
+def moved(desc: MatrixProductDescriptor, copied: bool = True) -> tuple[MatrixCopy, ...]:
     """The factors that are copied: an A without unit stride, a B that is not row-major; and, if they are small beside
-    the product, a row-major A, and one whose rows begin anywhere. A small A becomes columns: vectors of these need no
-    registers on their way into shared memory."""
+    the product and ``copied``, a row-major A, and one whose rows begin anywhere. A small A becomes columns: vectors of
+    these need no registers on their way into shared memory."""
     a, b = MatrixCopy(desc.operand("a"), 1), MatrixCopy(desc.operand("b"), 1)
     found = (a,) if unit_axis(a.operand) is None else ()
     columns = MatrixCopy(a.operand, 0)
-    if not found and (is_row_major(a.operand) or is_elementwise(a.operand)) and _is_small(columns, desc.n):
+    worth = copied and (is_row_major(a.operand) or is_elementwise(a.operand)) and _is_small(columns, desc.n)
+    if not found and worth:
         found = (columns,)
-    if not is_row_major(b.operand) or (is_elementwise(b.operand) and _is_small(b, desc.m)):
+    if not is_row_major(b.operand) or (copied and is_elementwise(b.operand) and _is_small(b, desc.m)):
         return (*found, b)
     return found
 
@@ -136,21 +149,17 @@ def moved(desc: MatrixProductDescriptor) -> tuple[MatrixCopy, ...]:
 def _is_small(copy: MatrixCopy, others: int) -> bool:
     """Whether a factor, whose elements are each multiplied by ``others`` elements, is small beside the product."""
     fmas_us = 2e-6 * copy.operand.numel * others * WIDE_MFLOP_US / SMS
-    return copy.cost_us <= COPIED_SHARE * fmas_us
+    return copy.cost_us <= fmas_us * (COPIED_SINGLE_SHARE if is_elementwise(copy.operand) else COPIED_SHARE)
 
 
 @fact
-def _as_read(desc: MatrixProductDescriptor) -> MatrixProductDescriptor:
-    """The problem on the copies. Copies that lie along C have zeros behind each row, which m and n include."""
+def _factors(p: Problem) -> tuple[Operand, Operand]:
+    """A and B as the kernel reads them. Copies that lie along C have zeros behind each row, which m and n include."""
     extents = {("a", 0): "m", ("b", 1): "n"}
-    placed = {(copy.operand.name, copy.unit): copy.leading for copy in moved(desc)}
+    placed = {(copy.operand.name, copy.unit): copy.leading for copy in p.copies}
     wider = {extents[place]: leading for place, leading in placed.items() if place in extents}
-    return copies.of_copies(desc, moved(desc)).replace(symmetric=False, **wider)
-
-
-def _factors(desc: MatrixProductDescriptor) -> tuple[Operand, Operand]:
-    """A and B as the kernel reads them."""
-    return _as_read(desc).operand("a"), _as_read(desc).operand("b")
+    read = copies.of_copies(p.desc, p.copies).replace(symmetric=False, **wider)
+    return read.operand("a"), read.operand("b")
 
 
 def _vector(o: Operand) -> int:
@@ -158,14 +167,14 @@ def _vector(o: Operand) -> int:
     return 1 if is_elementwise(o) else vector_elements(o.element.itemsize)
 
 
-def _is_held(desc: MatrixProductDescriptor, tile: Tile) -> bool:
+def _is_held(p: Problem, tile: Tile) -> bool:
     """Whether a row-major A passes through registers.
 
     Narrow tiles, which load more of A, copy it. Of others, single elements are copied in less time, but their addresses
     and those of single elements of B would spill. Large tiles copy them only where k is long (see ``COPIED_K``).
     """
-    a, b = _factors(desc)
-    short = tile.m * tile.n >= LARGE and desc.k < COPIED_K
+    a, b = _factors(p)
+    short = tile.m * tile.n >= LARGE and p.desc.k < COPIED_K
     return is_row_major(a) and tile.n >= WARP_N and (_vector(a) > 1 or _vector(b) == 1 or short)
 
 
@@ -175,47 +184,48 @@ def _stores_singly(desc: MatrixProductDescriptor) -> bool:
     return is_row_major(c) and is_elementwise(c)
 
 
-def _is_summed(desc: MatrixProductDescriptor, split: Split) -> bool:
+def _is_summed(p: Problem, split: Split) -> bool:
     """Whether a second launch writes C: it sums pieces, or spares this one an epilogue whose registers would spill."""
+    desc = p.desc
     unit = unit_axis(desc.operand("c"))
     heavy = desc.reads_c0 or desc.saves_pre or desc.activation == "gelu" or unit is None
     # A thread that stores along columns has elements of every column of its warp, and biases.
     heavy = heavy or (unit == 0 and desc.epilogue != "identity" and split.tile.n >= WARP_N)
-    return heavy or split.count(desc.k) > 1 or (_is_narrow(desc, split) and _stores_singly(desc))
+    return heavy or split.count(desc.k) > 1 or (_is_narrow(p, split) and _stores_singly(desc))
 
 
-def _is_narrow(desc: MatrixProductDescriptor, split: Split) -> bool:
+def _is_narrow(p: Problem, split: Split) -> bool:
     """Whether stores of single elements would spill registers: in narrow tiles of a row-major A."""
-    return split.tile.n < WARP_N and is_row_major(_factors(desc)[0])
+    return split.tile.n < WARP_N and is_row_major(_factors(p)[0])
 
 
-def _leading(desc: MatrixProductDescriptor, split: Split) -> int:
+def _leading(p: Problem, split: Split) -> int:
     """Elements from one row of partial sums to the next."""
-    vector = vector_elements(desc.sums.itemsize)
-    return -(-desc.n // vector) * vector if _is_narrow(desc, split) else padded_columns(desc)
+    vector = vector_elements(p.desc.sums.itemsize)
+    return -(-p.desc.n // vector) * vector if _is_narrow(p, split) else padded_columns(p.desc)
 
 
-def _partial_bytes(desc: MatrixProductDescriptor, split: Split) -> int:
+def _partial_bytes(p: Problem, split: Split) -> int:
     """Exact bytes of the partial sums."""
-    return pieces_bytes(desc, split.count(desc.k), _leading(desc, split)) if _is_summed(desc, split) else 0
+    return pieces_bytes(p.desc, split.count(p.desc.k), _leading(p, split)) if _is_summed(p, split) else 0
 
 
-def launches(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
+def launches(desc: MatrixProductDescriptor, split: Split, copied: bool = True) -> list[Launch]:
     """Copies, ``fma_kernel``, and the sums of its pieces; nothing for an empty C."""
     if desc.operand("c").numel == 0:
         return []
-    if (product := turned(desc)) is not None:
-        return [product.on_operands(x) for x in launches(product.desc, split)]
-    return copies.around(moved(desc), _on_lines(desc, split))
+    p, product = problem_of(desc, copied), turned(desc)
+    found = copies.around(p.copies, _on_lines(p, split))
+    return found if product is None else [product.on_operands(x) for x in found]
 
 
-def _on_lines(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
+def _on_lines(p: Problem, split: Split) -> list[Launch]:
     """The launches on factors with unit stride."""
-    tile, summed, (a, b) = split.tile, _is_summed(desc, split), _factors(desc)
-    args, constants = product_arguments(copies.of_copies(desc, moved(desc)), tile)
+    desc, tile, summed, (a, b) = p.desc, split.tile, _is_summed(p, split), _factors(p)
+    args, constants = product_arguments(copies.of_copies(desc, p.copies), tile)
     del constants["WHOLE_K"], constants["PRECISION"]
     cut: dict[str, Arg] = {"c": pointer(desc.operand("c")), "depth": None}
-    result, leading = desc, _leading(desc, split)
+    result, leading = desc, _leading(p, split)
     rows, columns = a.shape[-2], b.shape[-1]
     # In the tile of few columns, vectors of B spill registers where single elements of columns of A are copied.
     b_vector = 1 if tile.n <= LEAST_N and _vector(a) == 1 and not is_row_major(a) else _vector(b)
@@ -252,7 +262,7 @@ def _on_lines(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
             "A_VECTOR": _vector(a),
             "B_VECTOR": b_vector,
             "A_ROWS": is_row_major(a),
-            "A_HELD": _is_held(desc, tile),
+            "A_HELD": _is_held(p, tile),
             "C_SINGLE": tile.n >= WARP_N and _stores_singly(result),
             "C_COLUMNS": not summed and unit_axis(result.operand("c")) == 0,
             "ACTIVATION": ACTIVATIONS[result.activation],
@@ -264,16 +274,17 @@ def _on_lines(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
     return [launch, sum_launch(desc, split.count(desc.k), leading)] if summed else [launch]
 
 
-def fma_us(desc: MatrixProductDescriptor, split: Split, target: Target) -> float:
+def fma_us(desc: MatrixProductDescriptor, split: Split, target: Target, copied: bool = True) -> float:
     """Estimated microseconds."""
-    desc = as_multiplied(desc)
+    p = problem_of(desc, copied)
+    desc = p.desc
     tile, pieces = split.tile, split.count(desc.k)
     resident = RESIDENT_WARPS // tile.warps
     waves = -(-pieces * programs_of(desc, tile) // _slots(tile, target))
     rate = WIDE_MFLOP_US if resident == 1 else MFLOP_US
-    a, b = _factors(desc)
+    a, b = _factors(p)
     slower = SINGLE ** sum(_vector(o) == 1 for o in (a, b))
-    copied = is_row_major(a) and not _is_held(desc, tile)
+    copied = is_row_major(a) and not _is_held(p, tile)
     if is_row_major(a) and (tile.m, tile.n) == (128, 128) and (waves <= TALL_ROWS_WAVES or copied):
         slower *= TALL_ROWS
     if tile.n < WARP_N and copied and _vector(a) == 1:
@@ -281,12 +292,12 @@ def fma_us(desc: MatrixProductDescriptor, split: Split, target: Target) -> float
     elif tile.n < WARP_N:
         slower *= NARROW
     computed = waves * resident * 2e-6 * tile.m * tile.n * split.depth(desc.k) * rate * slower
-    found = FIXED_US + computed + max(waves - 1, 0) * BETWEEN_US + sum(copy.cost_us for copy in moved(desc))
-    if _is_summed(desc, split):
+    found = FIXED_US + computed + max(waves - 1, 0) * BETWEEN_US + sum(copy.cost_us for copy in p.copies)
+    if _is_summed(p, split):
         found += sum_us(desc, pieces, target)
         vector = vector_elements(desc.sums.itemsize)
-        if _leading(desc, split) % vector or (desc.n % vector and unit_axis(desc.operand("c")) is None):
-            found += _partial_bytes(desc, split) / SINGLE_BYTES_PER_US
+        if _leading(p, split) % vector or (desc.n % vector and unit_axis(desc.operand("c")) is None):
+            found += _partial_bytes(p, split) / SINGLE_BYTES_PER_US
     return found
 
 
@@ -303,18 +314,18 @@ def _pieces(desc: MatrixProductDescriptor, tile: Tile, target: Target) -> list[i
 
 
 @fact
-def splits_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Split, ...]:
+def splits_of(desc: MatrixProductDescriptor, target: Target, copied: bool = True) -> tuple[Split, ...]:
     """Every tile with every number of pieces that suits it."""
-    desc = as_multiplied(desc)
-    return tuple(Split(t, p) for t in TILES if _suits(desc, t) for p in _pieces(desc, t, target))
+    p = problem_of(desc, copied)
+    return tuple(Split(t, n) for t in TILES if _suits(p, t) for n in _pieces(p.desc, t, target))
 
 
-def _suits(desc: MatrixProductDescriptor, tile: Tile) -> bool:
+def _suits(p: Problem, tile: Tile) -> bool:
     """Whether a tile suits the factors."""
-    a, b = _factors(desc)
+    a, b = _factors(p)
     if tile.n <= LEAST_N:
         # Single elements of rows pass through the L1 cache, of which three stages leave too little for so many rows.
-        return desc.n <= LEAST_N and (tile.stages == 2) == (is_row_major(a) and _vector(a) == 1)
+        return p.desc.n <= LEAST_N and (tile.stages == 2) == (is_row_major(a) and _vector(a) == 1)
     # The addresses and masks of single elements spill in the widest tile.
     return tile.warps < RESIDENT_WARPS or 1 not in (_vector(a), _vector(b))
 
@@ -336,10 +347,11 @@ def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
         return Support.no(f"multiplies as {desc.multiplicands}, not as f32")
     if desc.k == 0:
         return Support.no("k is 0: there is nothing to multiply")
-    programs = max(programs_of(as_multiplied(desc), t) for t in TILES)
+    p = problem_of(desc)
+    programs = max(programs_of(p.desc, t) for t in TILES)
     if max(desc.m, desc.n, desc.k, MOST_PIECES * programs) >= I32_COUNTER_LIMIT:
         return Support.no("extents and programs are counted in 31 bits")
-    return copies.counted(moved(as_multiplied(desc)))
+    return copies.counted(p.copies)
 
 
 def rank(desc: MatrixProductDescriptor, target: Target) -> float:
@@ -352,28 +364,29 @@ def workspace(desc: MatrixProductDescriptor, target: Target) -> int:
     return workspace_with(desc, cheapest(desc, target))
 
 
-def workspace_with(desc: MatrixProductDescriptor, split: Split) -> int:
+def workspace_with(desc: MatrixProductDescriptor, split: Split, copied: bool = True) -> int:
     if desc.operand("c").numel == 0:
         return 0
-    desc = as_multiplied(desc)
-    return copies.workspace_bytes(moved(desc)) + _partial_bytes(desc, split)
+    p = problem_of(desc, copied)
+    return copies.workspace_bytes(p.copies) + _partial_bytes(p, split)
 
 
 def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str, Configuration]:
-    """Each split."""
-    return {
-        str(split): Configuration(
-            fma_us(desc, split, target), partial(launches, desc, split), workspace_with(desc, split)
-        )
-        for split in splits_of(desc, target)
-    }
+    """Each split; and without the copies that the kernel can do without, so that one needs no workspace."""
+    found = {}
+    for name, copied in (("", True), (" in place", False)):
+        if copied or problem_of(desc, copied) != problem_of(desc):
+            for split in splits_of(desc, target, copied):
+                us, nbytes = fma_us(desc, split, target, copied), workspace_with(desc, split, copied)
+                found[f"{split}{name}"] = Configuration(us, partial(launches, desc, split, copied), nbytes)
+    return found
 
 
 @for_products(
     partial(
         kernel,
         name="fma",
-        version=7,
+        version=8,
         elements=("f32",),
         archs=(ArchSku.SM90A,),
         features=("gluon",),

@@ -22,6 +22,30 @@ epilogue = gluon.jit(tiles_kernels.epilogue.fn)
 
 
 @gluon.jit
+def piece_of(a, b, slab, products, depth, k, ak, bk, a_batch, b_batch):
+    """The factors of slab ``slab``, from where it begins along k, its extent along k, and its product.
+
+    A slab is a product, or with ``depth`` (else None) a piece of one: k is cut into pieces of that extent, and slabs of
+    the same piece lie together. ``products`` is None without a batch.
+    """
+    product = slab
+    left = k
+    if depth is not None:
+        piece = slab
+        if products is not None:
+            piece = slab // products
+            product = slab % products
+        first = piece * depth
+        a += first.to(gl.int64) * ak
+        b += first.to(gl.int64) * bk
+        left = gl.minimum(depth, k - first)
+    if products is not None:
+        a += product.to(gl.int64) * a_batch
+        b += product.to(gl.int64) * b_batch
+    return a, b, left, product
+
+
+@gluon.jit
 def load_rows(factors, left):
     """The block of A of one step along k, of which ``left`` remains, in registers."""
     a_at, _, a_in, _, a_depth, _ = factors
@@ -154,21 +178,10 @@ def fma_kernel(
     program = gl.program_id(0)
     slab = program // (tiles_m * tiles_n)
     tile_m, tile_n = tile_of(program % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
-    product = slab
-    left = k
+    a, b, left, product = piece_of(a, b, slab, products, depth, k, ak, bk, a_batch, b_batch)
     if depth is not None:
-        piece = slab
-        if products is not None:
-            piece = slab // products
-            product = slab % products
-        first = piece * depth
-        a += first.to(gl.int64) * ak
-        b += first.to(gl.int64) * bk
-        left = gl.minimum(depth, k - first)
         c += slab.to(gl.int64) * c_batch
     if products is not None:
-        a += product.to(gl.int64) * a_batch
-        b += product.to(gl.int64) * b_batch
         if depth is None:
             c += product.to(gl.int64) * c_batch
         if c0 is not None:

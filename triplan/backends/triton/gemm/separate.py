@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.table import Build, kernel
-from triplan.backends.triton.gemm import column_sums, copies, fma, gemv, outer, repacked, split_k, tiles
+from triplan.backends.triton.gemm import column_sums, copies, fma, gemv, mma, outer, repacked, split_k, tiles
 from triplan.backends.triton.gemm.copies import MatrixCopy
 from triplan.backends.triton.gemm.entries import BACKWARD, ELEMENTS
 from triplan.backends.triton.gemm.guarantees import backward_guarantee
@@ -45,6 +45,7 @@ WAYS = (
     Way(outer.supports, outer.rank, no_workspace, outer.outer),
     Way(fma.supports, fma.rank, fma.workspace, fma.fma),
     Way(repacked.supports, repacked.rank, repacked.workspace, repacked.repacked),
+    Way(mma.supports, mma.rank, mma.workspace, mma.mma),
 )
 
 
@@ -116,7 +117,7 @@ def guarantee(desc: GemmBackwardDescriptor) -> Mapping[str, PrecisionGuarantee]:
 @kernel(
     op=BACKWARD,
     name="separate",
-    version=8,
+    version=9,
     elements=ELEMENTS,
     supports=supports,
     rank=rank,
