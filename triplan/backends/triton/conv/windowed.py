@@ -21,6 +21,10 @@ from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku import PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact
 
+#: Bytes of a line of the L2 cache; how many times as long sums of windows take that begin within lines, most of which
+#: are parts of two. From drawn problems on an H200.
+LINE, STRADDLING = 128, 1.45
+
 
 def _channels(desc: Conv2dProblem) -> int:
     """Channels of a copy: TMA moves windows whose distance is a multiple of VECTOR elements."""
@@ -69,7 +73,9 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
 
 def rank(desc: Conv2dProblem, target: Target) -> float:
     """Estimated microseconds."""
-    return wgmma.rank(_inner(desc), target) + copies.rank(_copies(desc))
+    inner = _inner(desc)
+    straddling = shared.of_weight(desc) and desc.stride[1] * _channels(desc) * desc.element.itemsize % LINE
+    return wgmma.rank(inner, target) * (STRADDLING if straddling else 1.0) + copies.rank(_copies(desc))
 
 
 def guarantee(desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:
@@ -84,7 +90,7 @@ def workspace(desc: Conv2dProblem, target: Target) -> int:
     end = _copies(desc)[-1].end
     if not shared.of_weight(desc):
         return end
-    division = wgmma.division_of(_inner(desc))[2]
+    division = wgmma.division_of(_inner(desc))[1]
     return end + division.slots * division.slot_bytes
 
 
@@ -114,7 +120,7 @@ def build_weight(desc: Conv2dProblem, target: Target) -> list[Launch]:
     inner, found = _inner(desc), _copies(desc)
     pieces = Scratch(0, desc.element.compute)
     main = wgmma.weight_sums(inner, target, pieces, (None,) * 4, False)
-    fold = wgmma_division.fold(desc, inner, wgmma.division_of(inner)[2], pieces, _channels(desc))
+    fold = wgmma_division.fold(desc, inner, wgmma.division_of(inner)[1], pieces, _channels(desc))
     return copies.around(found, [main, fold], _windows(desc), found[-1].end)
 
 
