@@ -195,7 +195,9 @@ class Tiles:
             n = _fitting(known.n, _features(desc))
             terms = shared.pixels(desc) if shared.of_weight(desc) else desc.taps * _reduced(desc)
             each = None if shared.of_weight(desc) else self._depth(desc)
-            return Tile(known.m, n, each or _fitting(known.k, terms), stages)
+            # More elements of f64 and their addresses than registers hold, where each has an address of its own.
+            most = known.k // 2 if shared.of_weight(desc) and desc.element.itemsize > 4 else known.k
+            return Tile(known.m, n, each or _fitting(most, terms), stages)
         if self._flat(desc) and desc.multiplicands is MathPrecision("f32" if shared.of_weight(desc) else "tf32"):
             stages = 2  # with 3, registers spill
         if shared.of_weight(desc):
