@@ -109,7 +109,9 @@ def _weight_us(desc: Conv2dProblem) -> float:
     tile, d = division_of(desc)
     blocks = -(-_blocks(desc) * desc.taps // d.columns) * d.columns / desc.taps
     read = d.rows * _filling(desc.filters, d.rows * d.tiles_filters) + d.columns * _filling(desc.channels, blocks)
-    step_us = max(_step_us(desc, tile), PIXELS * read / ROWS_PER_US)
+    # No two tiles read the same boxes at one time, so that all of these come through the L2 cache.
+    cached = min(d.shares, card.SMS) * tile.step_bytes / card.L2_BYTES_PER_US
+    step_us = max(_step_us(desc, tile), PIXELS * read / ROWS_PER_US, cached)
     return SUMS_US + _busy_us(d, tile, step_us, shared.moved(desc))
 
 

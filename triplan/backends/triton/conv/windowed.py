@@ -21,10 +21,6 @@ from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku import PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact
 
-#: Bytes of a line of the L2 cache; how many times as long sums of windows take that begin within lines, most of which
-#: are parts of two. From drawn problems on an H200.
-LINE, STRADDLING = 128, 1.45
-
 
 def _channels(desc: Conv2dProblem) -> int:
     """Channels of a copy: TMA moves windows whose distance is a multiple of VECTOR elements."""
@@ -73,9 +69,7 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
 
 def rank(desc: Conv2dProblem, target: Target) -> float:
     """Estimated microseconds."""
-    inner = _inner(desc)
-    straddling = shared.of_weight(desc) and desc.stride[1] * _channels(desc) * desc.element.itemsize % LINE
-    return wgmma.rank(inner, target) * (STRADDLING if straddling else 1.0) + copies.rank(_copies(desc))
+    return wgmma.rank(_inner(desc), target) + copies.rank(_copies(desc))
 
 
 def guarantee(desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:
