@@ -524,6 +524,8 @@ def _argument(arg: Any, tensors: Mapping[str, Any], workspace: Tensor) -> Any:
         if arg.copy is not None:
             memory = workspace[arg.copy.offset :].view(arg.element.torch)
             tensor = memory.as_strided(arg.copy.shape, arg.copy.strides, memory.storage_offset())
+        if arg.lies is not None:
+            tensor = tensor.as_strided(*arg.lies)
         if arg.view is not None:
             for axis, first, stop, step in arg.view:
                 tensor = tensor[(slice(None),) * axis + (slice(first, stop, step),)]

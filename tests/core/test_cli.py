@@ -500,12 +500,17 @@ CHANNELS_LAST = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
 FILTERED = tp.Conv2dDescriptor(
     batch=2, in_channels=24, height=9, width=12, out_channels=72, kernel=(3, 2), stride=(2, 2), element="f16"
 )
+#: And of the pixels of all images in one row.
+PIXELS = tp.Conv2dDescriptor(batch=3, in_channels=64, height=5, width=7, out_channels=72, kernel=(1, 1), element="f16")
+PIXELS_LAST = tp.Layout.strided(alignment=16, stride_multiple=8, order=(0, 2, 3, 1))
+PIXELS = PIXELS.replace(layouts=dict.fromkeys(("x", "out"), PIXELS_LAST))
 LAUNCHED = {
     "index_add": (DESC, "sorted_sum"),
     "split_k": (tp.GemmDescriptor(m=64, n=64, k=4096, element="f16"), "split_k"),
     "wgmma": (tp.GemmDescriptor(m=128, n=64, k=96, element="bf16", layouts={"a": COLUMNS}), "wgmma"),
     "conv2d": (FILTERED.replace(layouts=dict.fromkeys(("x", "weight", "out"), CHANNELS_LAST)), "wgmma"),
     "converted_wgmma": (FILTERED, "converted_wgmma"),
+    "pixels": (PIXELS, "wgmma"),
 }
 PTX_TYPES = {"i32": "u32", "i64": "u64", "fp32": "f32", "fp64": "f64", "tensor_map": "align"}
 
@@ -558,9 +563,10 @@ def launch_manifest(manifest: dict[str, Any], folder: Path, args: Any, workspace
         return slice(a.get("first", 0), a.get("stop"), a.get("step", 1))
 
     def tensor_map(a: dict[str, Any], x: torch.Tensor | None) -> Any:
-        if x is None:  # of a copy in the workspace
-            start = workspace[a["offset"] :].view(torch.float16)
-            x, a = start.as_strided(a["shape"], a["strides"]), {**a, "axes": list(range(len(a["shape"])))}
+        if "offset" in a:
+            start = workspace.view(torch.float16) if x is None else x
+            x = start.as_strided(a["shape"], a["strides"], start.storage_offset() + a["offset"] // 2)
+            a = {**a, "axes": list(range(len(a["shape"])))}
         axes, rank = a["axes"][::-1], len(a["axes"])  # the driver wants the innermost first
         found = (ctypes.c_char * 192)()
         offset = -ctypes.addressof(found) % 64

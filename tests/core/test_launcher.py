@@ -437,6 +437,15 @@ def test_maps_of_transposes_and_of_axes_of_one(encoded: list[Any]) -> None:
     ]
 
 
+def test_maps_of_axes_that_are_one(encoded: list[Any]) -> None:
+    """Channels last: the pixels of all images as one row, and of these a group of the channels."""
+    x = torch.empty(3, 16, 5, 7).to(memory_format=torch.channels_last)
+    view = ((0, 0, None, 1), (2, 0, None, 1), (3, 0, None, 1), (1, 8, 16, 1))
+    spec = TensorMap("x", ElementKind.F32, (1, 1, 64, 8), view=view, lies=((1, 16, 1, 105), (1680, 1, 1680, 16)))
+    tma_maps.Maps(spec, x, None)(4096)
+    assert [(m.at, m.shape, m.strides[2:]) for m in encoded] == [(4096 + 8 * 4, [1, 1, 105, 8], [16, 1])]
+
+
 def test_a_gluon_kernel_is_compiled_as_one() -> None:
     desc = tp.GemmDescriptor(m=256, n=256, k=256, element="f16")
     plan = tp.plan(desc, preference=tp.PlanPreference(kernel="wgmma"), target=H200)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
 from triplan import ArchSku, Unsupported
@@ -37,7 +38,8 @@ def launches(plan: Any) -> list[dict[str, Any]]:
     only launches write, of one stream. A ``tensor_map`` is the CUtensorMap of the operand, its ``axes`` outermost
     first, with arguments of cuTensorMapEncodeTiled; the L2 promotion is 128 bytes, other enumerations are 0. With
     ``steps`` it has every ``step``-th position of an axis from ``first`` up to ``stop``; so have extents and strides.
-    With ``offset`` it is of a tensor in the workspace, so many bytes from its start, of that shape and those strides.
+    With ``offset`` it is of a tensor of that shape and those strides, so many bytes from the start of the operand, or
+    of the workspace if there is no ``operand``.
     """
     sources = list(dict.fromkeys(launch.source() for launch in plan.launches))
     return [_launch(plan, launch, sources.index(launch.source())) for launch in plan.launches]
@@ -101,11 +103,15 @@ def _tensor_map(name: str, spec: TensorMap, rank: int, meta: Any) -> Iterator[di
     found = {"name": name, "type": "tensor_map", "from": "tensor_map"}
     how = {"data_type": TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]]}
     how |= {"box": list(meta["block_size"]), "swizzle": meta["swizzle"]}
+    of: dict[str, Any] = {"operand": spec.operand}
+    start, whole = 0, None if spec.lies is None else torch.empty_strided(*spec.lies, device="meta")
     if spec.copy is not None:
-        copy = copied(spec)
-        view = viewed(spec, copy)
+        of, start, whole = {}, spec.copy.offset, copied(spec)
+    if whole is not None:
+        view = viewed(spec, whole)
+        first = start + view.storage_offset() * spec.element.itemsize
         sizes = {"shape": list(view.shape), "strides": list(view.stride())}
-        yield {**found, "offset": spec.copy.offset + view.storage_offset() * copy.element_size(), **sizes, **how}
+        yield {**found, **of, "offset": first, **sizes, **how}
         for kind, type_ in (("shape", "i32"), ("strides", "i64")):
             for i, n in enumerate(sizes[kind]):
                 yield {"name": f"{name}.{kind}[{i}]", "type": type_, "from": "value", "value": n}
@@ -119,7 +125,6 @@ def _tensor_map(name: str, spec: TensorMap, rank: int, meta: Any) -> Iterator[di
         for i, (_, *part) in enumerate(spec.view):
             given = dict(zip(("first", "stop", "step"), part, strict=True))
             steps[i] = {name: n for name, n in given.items() if n != {"first": 0, "stop": None, "step": 1}[name]}
-    of = {"operand": spec.operand}
     yield {**found, **of, "axes": axes, **({"steps": steps} if any(steps) else {}), **how}
     for i, axis in enumerate(axes):
         yield {"name": f"{name}.shape[{i}]", "type": "i32", "from": "extent", **of, "axis": axis, **steps[i]}

@@ -160,9 +160,10 @@ def test_descriptors_that_contradict_themselves(fields: dict[str, Any], message:
         tp.Conv2dDescriptor(**{**FIELDS, "element": "f32", **fields})
 
 
-@pytest.mark.parametrize(("taps", "last", "most"), [(4, False, 2048), (1, True, 8192)])
-def test_depthwise_refuses_rows_of_more_lanes_than_it_counts(taps: int, last: bool, most: int) -> None:
-    """A row has a lane for each element of channels first, and for four of channels last under one tap."""
+@pytest.mark.parametrize(("taps", "last"), [(4, False), (1, True)])
+def test_depthwise_refuses_rows_of_more_lanes_than_it_counts(taps: int, last: bool) -> None:
+    """A row has a lane for each element of channels first, and of channels last under one tap."""
+    most = 2048
     sizes: dict[str, Any] = {"batch": 1, "height": 1, "width": 1 << 20, "kernel": (1, taps)}
     for op, channels in itertools.product(OPS[:2], (most, most + 8)):
         own = {"in_channels": channels, "out_channels": channels, "groups": channels}

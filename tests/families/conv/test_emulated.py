@@ -308,6 +308,22 @@ def test_convolutions_of_tf32(name: str, op: str) -> None:
     check_emulated(kernel, problem(op, *CASES[name], element="f32"))
 
 
+@pytest.mark.parametrize("element", ["bf16", "f32"])
+@pytest.mark.parametrize(("op", "groups"), [*((op, 1) for op in OPS), *((op, 2) for op in OPS[:2])])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_pixels_as_rows_of_a_matrix(op: str, batch: int, groups: int, element: str) -> None:
+    """Boxes pass from one image to the next where memory does, and end behind the last one."""
+    desc = problem(op, (batch, 136 * groups, 9, 7, 72 * groups, 1, 1), {"groups": groups, "has_bias": True}, element)
+    order = tp.Layout.strided(alignment=16, order=(0, 2, 3, 1)[batch == 1 :], stride_multiple=8)
+    images = {o.name for o in desc.operands() if len(o.shape) == 4} - {"weight", "dweight"}
+    desc = desc.replace(layouts={**dict(desc.layouts), **dict.fromkeys(images, order)})
+    kernel = "converted_wgmma" if element == "f32" and op == OPS[1] else "wgmma"
+    launch = next(x for x in tp.plan(desc, target=FEW, kernel=kernel).launches if x.kernel.is_gluon())
+    image: Any = launch.args["dout" if op == OPS[2] else "out"]
+    assert image.block[:2] == (1, 1)
+    check_emulated(kernel, desc)
+
+
 #: As ``CASES``, of groups whose channels and filters end within a block: what another group has must not be read.
 GROUPED: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "two": ((2, 144, 6, 5, 176, 3, 3), {"padding": (2, 2, 2, 2), "dilation": (2, 2), "groups": 2, "has_bias": True}),
@@ -367,7 +383,7 @@ PARTIAL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("op", OPS[:2])
+@pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("element", ["bf16", "f32"])
 @pytest.mark.parametrize("name", PARTIAL)
 def test_copies_of_whole_blocks(name: str, element: str, op: str) -> None:

@@ -117,7 +117,8 @@ class TensorMap:
     transpose, which must have these properties instead. ``view``: it sees these axes of the operand instead, in this
     order, each as (axis, first, stop, step): from ``first`` on every ``step``-th position before ``stop`` (None: all).
     ``shared``: Gluon's layout of a block in shared memory; None in Triton's own language. ``copy``: it is a map of this
-    copy of the operand.
+    copy of the operand. ``lies``: the operand has this shape and these strides instead of its own, as where its layout
+    promises that several axes are one; ``view`` then names axes of that shape.
     """
 
     operand: str
@@ -127,6 +128,7 @@ class TensorMap:
     shared: Any = None
     view: tuple[tuple[int, int, int | None, int], ...] | None = None
     copy: Copy | None = None
+    lies: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
 
 #: One kernel argument. A tuple becomes a Triton tuple.

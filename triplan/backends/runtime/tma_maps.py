@@ -32,6 +32,8 @@ _MAX_MAPS = 256
 
 def viewed(spec: TensorMap, tensor: torch.Tensor) -> torch.Tensor:
     """What a map shows of its operand."""
+    if spec.lies is not None:
+        tensor = tensor.as_strided(*spec.lies)
     view = tensor.mT if spec.transposed else tensor
     if spec.view is not None:
         view = tensor.permute([axis for axis, *_ in spec.view])[tuple(slice(*part) for _, *part in spec.view)]

@@ -312,6 +312,7 @@ def batch_norm_sums_kernel(
     blocks,
     own,
     rest,
+    AHEAD: tl.constexpr,
     LAST: tl.constexpr,
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -321,8 +322,8 @@ def batch_norm_sums_kernel(
     """totals[part, c] = sum(dout), projections[part, c] = sum(dout * hat), over the elements of channel c in one part.
 
     With ``out`` dout is 0 where that is; so it is written to ``dresidual``, if there is one. Each place of a tile has
-    sums of its own, which are added at the end. Without ``per`` mean and rstd are [channels]; otherwise [images,
-    groups], of groups of ``per`` channels.
+    sums of its own, which are added at the end. With AHEAD a tile is loaded while the one before it is added up.
+    Without ``per`` mean and rstd are [channels]; otherwise [images, groups], of groups of ``per`` channels.
     """
     begin(OVERLAPS)
     channel, pixel, live, beside = columns_of(channels, pixels, blocks, LAST, BLOCK)
@@ -334,18 +335,25 @@ def batch_norm_sums_kernel(
     strides = (dout_strides, x_strides, out_strides, dresidual_strides)
     a = tl.zeros((ROWS, BLOCK), COMPUTE)
     b = tl.zeros((ROWS, BLOCK), COMPUTE)
-    length = tl.minimum(rows - part * each * ROWS, each * ROWS)
-    for step in range(tl.cdiv(length, ROWS)):
-        row = (part * each + step) * ROWS + tl.arange(0, ROWS)[:, None]
-        mask = live & (row < rows)
-        g, v = both_of(dout, x, out, dresidual, strides, row, channel, pixel, inner, mask, COMPUTE)
+    first = part * each * ROWS + tl.arange(0, ROWS)[:, None]
+    end = tl.minimum(rows, (part + 1) * each * ROWS)
+    if AHEAD:
+        g, v = both_of(dout, x, out, dresidual, strides, first, channel, pixel, inner, live & (first < end), COMPUTE)
+    for step in range(tl.cdiv(end - part * each * ROWS, ROWS)):
+        row = first + step * ROWS
+        if not AHEAD:
+            g, v = both_of(dout, x, out, dresidual, strides, row, channel, pixel, inner, live & (row < rows), COMPUTE)
         if per is not None:
             image = row if inner is None else row // inner
             at = image.to(tl.int64) * groups + channel // per
             m = parameter_of(mean, at, exists & (row < rows), COMPUTE)
             r = parameter_of(rstd, at, exists & (row < rows), COMPUTE)
-        a += g
-        b += g * ((v - m) * r)
+        term, product = g, g * ((v - m) * r)
+        if AHEAD:
+            row += ROWS
+            g, v = both_of(dout, x, out, dresidual, strides, row, channel, pixel, inner, live & (row < end), COMPUTE)
+        a += term
+        b += product
     if rest is not None:
         if (part + 1) * each * ROWS >= rows:
             row, mask = rest_of(rows, channel, rest, ROWS)

@@ -46,11 +46,18 @@ def entries(
     def inner_of(desc: Conv2dProblem) -> Conv2dProblem:
         """The problem of the copies."""
         fields = copies.whole(desc, copied(desc)) if whole and desc.groups == 1 else {}
-        fields |= {FIELDS[name]: n for name, n in filled(desc).items() if name in FIELDS}
+        if not shared.of_weight(desc):  # which has the gradients of its own channels alone
+            fields |= {FIELDS[name]: n for name, n in filled(desc).items() if name in FIELDS}
         layouts = {**dict(desc.layouts), **{c.operand.name: c.layout for c in copied(desc)}}
         # An order leaves out axes of one element, of which the copies may have more: one output channel becomes eight.
         layouts = {name: layout.replace(order=()) for name, layout in layouts.items()}
         return desc.replace(layouts=layouts, **fields)
+
+    def estimated(desc: Conv2dProblem) -> Conv2dProblem:
+        """The problem of the copies, with all channels that these have."""
+        if not shared.of_weight(desc) or desc.groups > 1:
+            return inner_of(desc)
+        return inner_of(desc).replace(**{FIELDS[c.operand.name]: c.channels for c in copied(desc)})
 
     def supports(desc: Conv2dProblem, target: Target) -> Support:
         if not copied(desc):
@@ -59,7 +66,7 @@ def entries(
 
     def rank(desc: Conv2dProblem, target: Target) -> float:
         """Estimated microseconds."""
-        return inner.rank(inner_of(desc), target) + copies.rank(copied(desc))  # type: ignore[no-any-return]
+        return inner.rank(estimated(desc), target) + copies.rank(copied(desc))  # type: ignore[no-any-return]
 
     def workspace(desc: Conv2dProblem, target: Target) -> int:
         return copied(desc)[-1].end + inner.workspace(inner_of(desc), target)  # type: ignore[no-any-return]

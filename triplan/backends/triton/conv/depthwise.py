@@ -135,9 +135,12 @@ def _rows_of_tiles(desc: Conv2dProblem, across: int, each: int) -> int:
 
 
 def _across(desc: Conv2dProblem, each: int) -> int:
-    """Columns of a lane: those that share the most loads, if few are idle and the card is busy all the same."""
+    """Columns of a lane: those that share the most loads, if few are idle and the card is busy all the same.
+
+    Under one tap they share none, and more programs of fewer registers end in a shorter last wave.
+    """
     columns = -(-_extents(desc)[1] // _skips(desc)[1])
-    if _columns_first(desc) or columns == 0:
+    if _columns_first(desc) or columns == 0 or (desc.taps == 1 and not shared.of_weight(desc)):
         return 1
     if shared.of_weight(desc):  # no column may be idle: 0 times an infinity would be NaN
         return _divisor(columns, MOST_ACROSS)
@@ -190,8 +193,10 @@ def _tiles(desc: Conv2dProblem) -> tuple[int, int, int, int, int]:
 
 
 def _turns(desc: Conv2dProblem) -> int:
-    """Tiles of rows that a program computes, so that it loads its taps once."""
+    """Tiles of rows that a program computes, so that it loads its taps once. One tap costs less than uneven waves."""
     tall, lanes, blocks, *_ = _tiles(desc)
+    if desc.taps == 1:
+        return 1
     most = max(min(tall, desc.batch * tall * lanes * blocks // MANY_PROGRAMS), 1)
     return -(-tall // max(-(-tall // most), 1)) or 1
 

@@ -24,7 +24,6 @@ from triplan.backends.triton.common.offsets import padded_bytes, values
 from triplan.backends.triton.common.strides import axis_strides, count
 from triplan.backends.triton.conv import copies, shared, wgmma
 from triplan.backends.triton.conv.interleaved_kernels import conv2d_interleave_kernel, conv2d_separate_kernel
-from triplan.backends.triton.conv.wgmma_tiles import CHANNELS
 from triplan.descriptors import Conv2dBackwardInputDescriptor, Conv2dDescriptor
 from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku import PrecisionGuarantee, Support, Target
@@ -32,6 +31,8 @@ from triplan.sku.facts import fact
 
 #: Elements that a program copies. Untuned.
 BLOCK = 1024
+#: Features of the convolution of dout at most. From 256 on ``wgmma`` has as wide tiles of each remainder. Untuned.
+FEATURES = 128
 
 
 class Axis(NamedTuple):
@@ -104,8 +105,8 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
         return Support.no("strides of 1; it takes others")
     if desc.groups > 1:
         return Support.no(f"{desc.groups} groups; it has one")
-    if not 0 < math.prod(desc.stride) * desc.in_channels <= CHANNELS:
-        return Support.no(f"{desc.in_channels} channels; it takes 1 to {CHANNELS // math.prod(desc.stride)}")
+    if not 0 < math.prod(desc.stride) * desc.in_channels <= FEATURES:
+        return Support.no(f"{desc.in_channels} channels; it takes 1 to {FEATURES // math.prod(desc.stride)}")
     if desc.operand("dx").numel == 0:
         return Support.no("an operand is empty")
     inner = _inner(desc)
@@ -143,7 +144,7 @@ def workspace(desc: Conv2dProblem, target: Target) -> int:
 def _places(desc: Conv2dProblem) -> dict[str, Arg]:
     """Sizes that both copies take."""
     return {
-        "channels": Int(desc.in_channels),
+        "channels": count(desc.in_channels),
         "filters": count(desc.out_channels),
         "kernel_rows": Int(desc.kernel[0]),
         "kernel_columns": Int(desc.kernel[1]),

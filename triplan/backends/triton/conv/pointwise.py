@@ -39,12 +39,6 @@ def _images(desc: Conv2dProblem) -> tuple[Operand, Operand]:
     return desc.operand(names[0]), desc.operand(names[1])
 
 
-def _in_one_piece(o: Operand) -> bool:
-    """Whether pixels lie one after another, with all channels of each."""
-    one = o.shape[2] == o.shape[3] == 1
-    return (o.layout.packed and one) or o.layout.order == (0, 2, 3, 1)
-
-
 def _tiles(desc: Conv2dProblem) -> tuple[int, int]:
     return -(-shared.pixels(desc) // BLOCK_M), -(-features_of(desc) // _wide(desc))
 
@@ -71,10 +65,10 @@ def _programs(desc: Conv2dProblem, target: Target) -> int:
 
 
 def supports(desc: Conv2dProblem, target: Target) -> Support:
-    if (desc.kernel, desc.stride, desc.padding, desc.groups) != ((1, 1), (1, 1), (0, 0, 0, 0), 1):
-        return Support.no("it takes kernels of one tap with strides of 1, no padding and one group")
-    if any(not _in_one_piece(o) for o in _images(desc)):
-        return Support.no("it takes channels last without gaps")
+    if not shared.is_matrix(desc) or desc.groups > 1:
+        return Support.no(
+            "it takes one group, kernels of one tap, strides of 1, no padding, channels last without gaps"
+        )
     if not any(o in wgmma.unmapped(desc) for o in _images(desc)):
         return Support.no("TMA can map what is read and what is written")
     if not 0 < reduced(desc) <= MOST_CHANNELS:

@@ -21,6 +21,7 @@ from triplan.descriptors import (
 )
 from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku import MathPrecision, PrecisionGuarantee, Support, Target
+from triplan.sku.facts import fact
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
 #: Rows, columns and positions are counted in 32 bits, and a sum of a few of them must fit.
@@ -54,6 +55,18 @@ def counted(desc: Conv2dProblem, programs: int) -> Support:
     if max(*sizes, desc.height * desc.stride[0], desc.width * desc.stride[1], *reach) >= MOST:
         return Support.no(f"{max(*sizes, *reach)} pixels, weights or taps; it counts fewer than {MOST}")
     return fits_grid(programs)
+
+
+def moved(desc: Conv2dProblem) -> float:
+    """Bytes of the operands, without rows and columns of x that no tap meets."""
+    found = float(sum(o.nbytes for o in desc.operands() if o.is_tensor))
+    if of_input(desc):
+        return found
+    x = desc.operand("x")
+    met = [min(k / s, 1.0) for k, s in zip(desc.kernel, desc.stride, strict=True)]
+    if x.layout.unit_axis != 1 or x.shape[1] * x.element.itemsize < card.SECTOR:
+        met.pop()  # a sector has several columns
+    return found - (1.0 - math.prod(met)) * x.nbytes
 
 
 def guaranteed(
@@ -109,6 +122,22 @@ def in_vectors(o: Operand) -> bool:
     """Whether channels are adjacent and read in vectors of 16 bytes."""
     adjacent = not o.layout.packed and o.layout.unit_axis == 1
     return adjacent and o.layout.stride_multiple * o.element.itemsize >= 16 and o.alignment >= 16
+
+
+@fact
+def is_matrix(desc: Conv2dProblem) -> bool:
+    """Whether the pixels of all images are rows of a matrix, in memory too: one tap, channels last without gaps."""
+    if (desc.kernel, desc.stride, desc.padding) != ((1, 1), (1, 1), (0, 0, 0, 0)):
+        return False
+    return all(_in_one_piece(o) for o in desc.operands() if o.name in ("x", "out", "dout", "dx"))
+
+
+def _in_one_piece(o: Operand) -> bool:
+    """Whether pixels lie one after another, with all channels of each."""
+    if o.layout.packed:
+        return o.shape[2] == o.shape[3] == 1
+    last = tuple(axis for axis in (0, 2, 3, 1) if o.shape[axis] > 1)
+    return o.layout.order != () and tuple(axis for axis in o.layout.order if o.shape[axis] > 1) == last
 
 
 def geometry(desc: Conv2dProblem) -> dict[str, Arg]:

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from triplan.backends.triton.conv.tiles import Tiles
 
-Tiles("small_tiles", small=True).register(priority=2)
+Tiles("small_tiles", small=True).register(priority=2, version=2)

@@ -30,6 +30,9 @@ TERAFLOPS = {
 #: How many times as long products take whose factors are read element by element, by their bytes. Of f64 from drawn
 #: problems on an H200, otherwise untuned.
 SCATTERED = {2: 8.0, 4: 8.0, 8: 1.0}
+#: As SCATTERED at most, of the gradient of weight: its pixels, which are summed, are adjacent instead. From a drawn
+#: problem on an H200, of 2 bytes.
+SCATTERED_SUMS = 4.0
 #: TFLOP/s of FMAs, by whether weights are adjacent along the features; along what is summed, few threads find them in
 #: different banks. Measured on an H200, where large problems reach more of those along the features.
 FMA_TERAFLOPS = {False: 13.0, True: 25.0}
@@ -39,6 +42,8 @@ FLAT_US = {2: 4e-4, 4: 7e-4, 8: 4e-4}
 #: Elements that a multiprocessor reads in a microsecond one by one, as strides are no multiples of a vector, by their
 #: bytes: no copy of 2 bytes runs while tiles are multiplied; and those that it writes. From drawn problems on an H200.
 RAGGED_PER_US = {2: 2700, 4: 2400, 8: 2000}
+#: As RAGGED_PER_US, of the gradient of weight: both factors are transposed, which takes more registers.
+RAGGED_SUMS_PER_US = {2: 1900, 4: 2400, 8: 2000}
 WRITTEN_PER_US = 4700
 #: Elements that one warp reads in a microsecond one by one, if no other program reads; and of the gradient of weight in
 #: steps of one tap, which find the addresses once for each pixel. From drawn problems on an H200.
@@ -95,6 +100,9 @@ SMALL, WHOLE = Tile(16, 16, 128, 1), 4
 #: each of its products without tensor cores; programs of a multiprocessor that do not slow each other. From drawn
 #: problems on an H200.
 SMALL_US, WAIT_US, LOAD_US, PRODUCT_US, RESIDENT = 0.1, 0.3, 0.047, 0.008, 1.7
+#: How much of the time of such products a program takes that has a multiprocessor for itself. From drawn problems on an
+#: H200.
+SOLO = 0.2
 #: Blocks of channels that may be summed in a step.
 DEPTHS = (128, 64, 32, 16)
 
@@ -187,7 +195,9 @@ class Tiles:
             n = _fitting(known.n, _features(desc))
             terms = shared.pixels(desc) if shared.of_weight(desc) else desc.taps * _reduced(desc)
             each = None if shared.of_weight(desc) else self._depth(desc)
-            return Tile(known.m, n, each or _fitting(known.k, terms), stages)
+            # More elements of f64 and their addresses than registers hold, where each has an address of its own.
+            most = known.k // 2 if shared.of_weight(desc) and desc.element.itemsize > 4 else known.k
+            return Tile(known.m, n, each or _fitting(most, terms), stages)
         if self._flat(desc) and desc.multiplicands is MathPrecision("f32" if shared.of_weight(desc) else "tf32"):
             stages = 2  # with 3, registers spill
         if shared.of_weight(desc):
@@ -241,7 +251,7 @@ class Tiles:
         """Estimated microseconds, with what tiles multiply beside the operands."""
         tile = self.tile_of(desc)
         launches = 2 if self.workspace(desc, target) else 1
-        nbytes = sum(o.nbytes for o in desc.operands()) + 2 * self.workspace(desc, target)
+        nbytes = shared.moved(desc) + 2 * self.workspace(desc, target)
         beside = launches * card.OVERLAPPED_LAUNCH_US + nbytes / card.BYTES_PER_US
         if shared.of_weight(desc):
             terms = -(-shared.pixels(desc) // tile.k) * tile.k
@@ -250,8 +260,8 @@ class Tiles:
             terms = -(-taps * _reduced(desc) // tile.k) if self._flat(desc) else taps * -(-_reduced(desc) // tile.k)
             terms *= tile.k
         if self.small:
-            steps, each = terms // tile.k, self._step_us(desc)
             parts = self._parts(desc)[0] if shared.of_weight(desc) else 1
+            steps, each = terms // tile.k, self._step_us(desc, target)
             waves = max(self.programs(desc) / (RESIDENT * target.sm_count), 1.0)
             return beside + (SMALL_US + each * max(steps / parts, 1.0)) * waves
         products = self._products(desc) * tile.m * tile.n * terms
@@ -264,11 +274,12 @@ class Tiles:
         work = 2.0 * products / (rate * TERA_PER_US)
         apart = [o.name for o in shared.channels_apart(desc) if not o.is_written]
         if apart and not (apart == ["weight"] and by_fma(desc) and along_features(desc)):
-            work *= SCATTERED[desc.element.itemsize]
+            work *= min(SCATTERED[desc.element.itemsize], SCATTERED_SUMS if shared.of_weight(desc) else math.inf)
         steps, launched = products // (tile.m * tile.n * tile.k), max(self.programs(desc), 1)
         # FMAs of a program do not hide what it waits for.
         chain = (work * target.sm_count + steps * STEP_US[False]) / launched if by_fma(desc) else 0.0
-        ragged = self._ragged(desc) / RAGGED_PER_US[desc.element.itemsize]
+        rates = RAGGED_SUMS_PER_US if shared.of_weight(desc) else RAGGED_PER_US
+        ragged = self._ragged(desc) / rates[desc.element.itemsize]
         one_tap = shared.of_weight(desc) and not self._flat(desc)
         alone = self._ragged(desc) / (ALONE_PER_US[one_tap] * tile.warps)
         work = max(work, steps * ragged / target.sm_count)
@@ -287,26 +298,31 @@ class Tiles:
         stored = stored * max(launched / target.sm_count, 1.0)
         return beside + work + stored + RESULT_US * tile.m * tile.n * max(launched / (2 * target.sm_count), 1.0)
 
-    def _step_us(self, desc: Conv2dProblem) -> float:
+    def _step_us(self, desc: Conv2dProblem, target: Target) -> float:
         """Of a step of small tiles, which waits for what it reads: loads of vectors, or of elements."""
-        tile, flat = self.tile_of(desc), self._flat(desc)
+        tile, flat, apart = self.tile_of(desc), self._flat(desc), shared.channels_apart(desc)
         found = WAIT_US
         for o in desc.operands():
             if o.is_written or len(o.shape) != 4:
                 continue
             vector = VECTOR * 2 // o.element.itemsize
             whole = _whole(o) and not (flat and (not shared.of_weight(desc) or o.name == "x"))
-            each = 1.5 / vector if whole else 1.5 if flat else 1.0
+            scattered = shared.of_weight(desc) and (flat or o in apart)
+            each = 1.5 / vector if whole else 1.5 if scattered else 1.0
             found += LOAD_US * each * tile.k * tile.m / (32 * tile.warps)
         if desc.multiplicands in (MathPrecision.F32, MathPrecision.F64):
-            found += PRODUCT_US * tile.k * tile.m * tile.n / (32 * tile.warps)
+            busy = min(max(self.programs(desc) / target.sm_count, SOLO), 1.0)
+            found += PRODUCT_US * busy * tile.k * tile.m * tile.n / (32 * tile.warps)
         return found
 
     def _ragged(self, desc: Conv2dProblem) -> int:
         """Elements that a step reads one by one: channels are last, but not in vectors."""
         tile = self.tile_of(desc)
         sides = {"x": tile.n if shared.of_weight(desc) else tile.m, "dout": tile.m, "weight": tile.n}
-        read = (o for o in desc.operands() if o.name in sides and o.shape[1] > 1 and not o.layout.packed)
+        apart = shared.channels_apart(desc)
+        read = (
+            o for o in desc.operands() if o.name in sides and o.shape[1] > 1 and not (o.layout.packed or o in apart)
+        )
         whole = desc.operand("weight") if by_fma(desc) and along_features(desc) else None
         return sum(tile.k * sides[o.name] for o in read if not (shared.in_vectors(o) or o == whole))
 

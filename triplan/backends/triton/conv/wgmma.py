@@ -13,12 +13,14 @@ from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import values
 from triplan.backends.triton.common.strides import axis_strides
 from triplan.backends.triton.conv import shared, wgmma_division
-from triplan.backends.triton.conv.wgmma_division import MOST_MAPS, Division, end_under, summed_box
+from triplan.backends.triton.conv.wgmma_division import MOST_MAPS, PIXELS, Division, end_under, summed_box
 from triplan.backends.triton.conv.wgmma_kernels import conv2d_wgmma_kernel
 from triplan.backends.triton.conv.wgmma_rows_kernels import conv2d_rows_wgmma_kernel
 from triplan.backends.triton.conv.wgmma_tiles import (
     CHANNELS,
+    ENDING,
     RESULT_US,
+    ROWS_PER_US,
     Part,
     Tile,
     depth_of,
@@ -72,34 +74,50 @@ def _blocks(desc: Conv2dProblem) -> int:
     return -(-desc.channels // CHANNELS)
 
 
+def _busy_us(d: Division, tile: Tile, step_us: float, moved: float) -> float:
+    """Estimated microseconds of a division that moves so many bytes, with the sum of its pieces."""
+    waves = -(-d.shares // card.SMS)
+    busy = waves * (d.steps * step_us + d.pieces_of_share * RESULT_US * tile.blocks)
+    # Each multiprocessor has its part of the bandwidth.
+    return max(busy, moved / card.BYTES_PER_US * max(card.SMS / d.shares, 1.0)) + wgmma_division.fold_us(d)
+
+
+def _step_us(desc: Conv2dProblem, tile: Tile) -> float:
+    half = desc.element.itemsize == 2
+    return tile.step_us if half else TF32_STEP_US[tile.rows * tile.features // CHANNELS]
+
+
 @fact
-def divisions(desc: Conv2dProblem) -> list[tuple[float, Tile, Division]]:
-    """(microseconds, tile, division) of the gradient of weight: of each tile the cheapest division."""
+def division_of(desc: Conv2dProblem) -> tuple[Tile, Division]:
+    """Tile and division of the gradient of weight: the cheapest. Bits depend on it, so that it depends on no target."""
     found, moved = [], sum(desc.operand(name).nbytes for name in ("x", "dout"))
     half = desc.element.itemsize == 2
     for rows, columns in (t for t in WEIGHT_TILES if half or math.prod(t) in TF32_STEP_US):
         tile = Tile(summed_box(desc), rows, columns * CHANNELS)
-        step_us = tile.step_us if half else TF32_STEP_US[rows * columns]
+        step_us = _step_us(desc, tile)
         tiles_filters = -(-desc.filters // (rows * CHANNELS))
         tiles = tiles_filters * -(-_blocks(desc) * desc.taps // columns)
-        boxes = tile.boxes(desc.batch, desc.out_extents)[0]
-
-        def cost(d: Division, tile: Tile = tile, step_us: float = step_us) -> float:
-            waves = -(-d.shares // card.SMS)
-            busy = waves * (d.steps * step_us + d.pieces_of_share * RESULT_US * tile.blocks)
-            # Each multiprocessor has its part of the bandwidth.
-            read = moved / card.BYTES_PER_US * max(card.SMS / d.shares, 1.0)
-            return max(busy, read) + wgmma_division.fold_us(d)
-
+        boxes = tile.boxes(lattice_of(desc))[0]
         of_tile = wgmma_division.candidates(rows, columns, tiles, tiles_filters, boxes)
-        best = min(of_tile, key=cost)
-        found.append((cost(best), tile, best))
-    return found
+        found += [(_busy_us(d, tile, step_us, moved), tile, d) for d in of_tile]
+    _, tile, best = min(found, key=lambda f: f[0])
+    return tile, best
 
 
-def division_of(desc: Conv2dProblem) -> tuple[float, Tile, Division]:
-    """The cheapest. Bits depend on it, so that it depends on no target."""
-    return min(divisions(desc), key=lambda found: found[0])
+def _weight_us(desc: Conv2dProblem) -> float:
+    """Estimated microseconds. It says more than what ``division_of`` compares, whose choice decides bits."""
+    tile, d = division_of(desc)
+    blocks = -(-_blocks(desc) * desc.taps // d.columns) * d.columns / desc.taps
+    read = d.rows * _filling(desc.filters, d.rows * d.tiles_filters) + d.columns * _filling(desc.channels, blocks)
+    # No two tiles read the same boxes at one time, so that all of these come through the L2 cache.
+    cached = min(d.shares, card.SMS) * tile.step_bytes / card.L2_BYTES_PER_US
+    step_us = max(_step_us(desc, tile), PIXELS * read / ROWS_PER_US, cached)
+    return SUMS_US + _busy_us(d, tile, step_us, shared.moved(desc))
+
+
+def _filling(n: int, blocks: float) -> float:
+    """How many times as long ``blocks`` blocks take as whole ones, if there are ``n`` channels; on average."""
+    return 1.0 + (ENDING[1] - 1.0) * (1.0 - n // CHANNELS / blocks)
 
 
 # --- which problems ---
@@ -164,7 +182,7 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
         return Support.no(f"reads and writes by TMA: {unmappable(o, axis, groups_along(desc, o, axis))}")
     if any(not o.layout.packed for o in desc.operands() if o.name == "bias"):
         return Support.no("bias is not promised to be packed")
-    if shared.of_weight(desc) and (steps := division_of(desc)[2].all_steps) >= 2**31:
+    if shared.of_weight(desc) and (steps := division_of(desc)[1].all_steps) >= 2**31:
         return Support.no(f"{steps} steps; it counts fewer than 2**31")
     return shared.counted(desc, 1)
 
@@ -172,9 +190,9 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
 def rank(desc: Conv2dProblem, target: Target) -> float:
     """Estimated microseconds: waves of tiles, or the bytes of the operands."""
     launches = launches_of(desc)
-    moved = sum(o.nbytes for o in desc.operands() if o.is_tensor)
+    moved = shared.moved(desc)
     if shared.of_weight(desc):
-        busy = SUMS_US + division_of(desc)[0]
+        busy = _weight_us(desc)
     else:
         _, parts = parts_of(desc, tile_of(desc), target.sm_count)
         busy = desc.groups * launches * parts_us(desc, parts, target.sm_count, moved <= card.L2_BYTES)
@@ -184,7 +202,7 @@ def rank(desc: Conv2dProblem, target: Target) -> float:
 
 def guarantee(desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:
     if shared.of_weight(desc):
-        return shared.guaranteed(desc, desc.multiplicands, shared.pixels(desc), division_of(desc)[2].pieces)
+        return shared.guaranteed(desc, desc.multiplicands, shared.pixels(desc), division_of(desc)[1].pieces)
     return shared.guaranteed(desc, desc.multiplicands, reduced(desc) * desc.taps, 1)
 
 
@@ -197,7 +215,7 @@ def numerics(desc: Conv2dProblem) -> str | None:
 
 
 def workspace(desc: Conv2dProblem, target: Target) -> int:
-    return division_of(desc)[2].scratch_bytes if shared.of_weight(desc) else 0
+    return division_of(desc)[1].scratch_bytes if shared.of_weight(desc) else 0
 
 
 # --- launches ---
@@ -213,17 +231,26 @@ def _map(
     stop: int | None = None,
     axis: int = 1,
     group: tuple[int, int, int] | None = None,
+    lies: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
 ) -> TensorMap:
     """The map of (image or filter, row, column, channel): of pixels, every ``step``-th from ``first`` on.
 
     ``stop``: of columns, only those before. ``axis``: that of the channels; 0 if filters change places with them.
-    ``group``: (axis, begin, end) of what one group has; None: all.
+    ``group``: (axis, begin, end) of what one group has; None: all. ``lies``: as of ``TensorMap``.
     """
     layout = gl.NVMMASharedLayout.get_default_for(list(block), _GLUON_ELEMENT[element])
     own: dict[int, tuple[int, int]] = {} if group is None else {group[0]: group[1:]}
     outer, inner = ((a, *own.get(a, (0, None)), 1) for a in (1 - axis, axis))
     view = (outer, (2, first[0], None, step[0]), (3, first[1], stop, step[1]), inner)
-    return TensorMap(name, element, block, shared=layout, view=view)
+    return TensorMap(name, element, block, shared=layout, view=view, lies=lies)
+
+
+def _lies(desc: Conv2dProblem, name: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Shape and strides of an operand whose pixels are one row, if they are rows of a matrix."""
+    if name == "weight" or not shared.is_matrix(desc):
+        return None
+    pixels, channels = shared.pixels(desc), desc.operand(name).shape[1]
+    return (1, channels, 1, pixels), (pixels * channels, 1, pixels * channels, channels)
 
 
 def _remainders(desc: Conv2dProblem) -> list[tuple[int, int]]:
@@ -235,7 +262,8 @@ def _sources(maps: list[TensorMap], most: int) -> dict[str, Arg]:
 
 
 def _by_remainder(desc: Conv2dProblem, block: tuple[int, int, int, int]) -> list[TensorMap]:
-    return [_map("x", desc.element, block, first, desc.stride) for first in _remainders(desc)]
+    lies = _lies(desc, "x")
+    return [_map("x", desc.element, block, first, desc.stride, lies=lies) for first in _remainders(desc)]
 
 
 def _by_tap(desc: Conv2dProblem, block: tuple[int, int, int, int]) -> list[TensorMap]:
@@ -299,11 +327,11 @@ def _part(desc: Conv2dProblem, target: Target, part: Part, first: tuple[int, int
             sliced = 0 if name == "weight" else 1
             each = o.shape[sliced] // desc.groups
             how["group"] = (sliced, group * each, (group + 1) * each)
-        return _map(name, desc.element, block, **how)
+        return _map(name, desc.element, block, lies=_lies(desc, name), **how)
 
     weight = mapped("weight", (depth, 1, 1, own) if across else (own, 1, 1, depth), axis=axis)
     bias = next((o for o in desc.operands() if o.name == "bias"), None)
-    high, wide = tile.boxes(desc.batch, lattice_of(desc))[1:]
+    high, wide = tile.boxes(lattice_of(desc))[1:]
     tiles_n, chunks = -(-features_of(desc) // n), -(-reduced(desc) // depth)
     extent = _ints(part.boxes, high, wide, tiles_n, GROUP, chunks)
     written = (*(_half(tile.box) if swapped else tile.box), min(depth, n))
@@ -355,7 +383,7 @@ def build_weight(desc: Conv2dProblem, target: Target) -> list[Launch]:
     """The gradient of weight, or its pieces and their sum."""
     if desc.operand("dweight").numel == 0:
         return []
-    division = division_of(desc)[2]
+    division = division_of(desc)[1]
     if division.whole:
         out = desc.operand("dweight")
         return [weight_sums(desc, target, values(out), axis_strides(out), True)]
@@ -369,13 +397,14 @@ def weight_sums(desc: Conv2dProblem, target: Target, out: Arg, out_strides: tupl
 
     It does not overlap with the sum of the pieces: it took longer with those programs waiting beside it (H200).
     """
-    _, tile, division = division_of(desc)
-    block, clipped = (*tile.box, 128 // desc.element.itemsize), desc.out_extents[1] % tile.box[2] > 0
+    tile, division = division_of(desc)
+    block, matrix = (*tile.box, 128 // desc.element.itemsize), shared.is_matrix(desc)
+    clipped = not matrix and desc.out_extents[1] % tile.box[2] > 0
     maps = (_by_tap if clipped else _by_remainder)(desc, block)
-    high, wide = tile.boxes(desc.batch, desc.out_extents)[1:]
+    high, wide = tile.boxes(lattice_of(desc))[1:]
     lanes = division.lanes
     args: dict[str, Arg] = {
-        "dout": _map("dout", desc.element, block),
+        "dout": _map("dout", desc.element, block, lies=_lies(desc, "dout")),
         **_sources(maps, MOST_MAPS),
         "out": out,
         "out_strides": out_strides,
@@ -410,6 +439,6 @@ shared.register(
     numerics=numerics,
     elements=(*HALF, "f32"),
     version=3,
-    weight={"version": 2},
+    weight={"version": 3},
     **HOPPER,
 )

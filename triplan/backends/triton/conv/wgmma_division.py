@@ -18,6 +18,7 @@ from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import ceil_power, values
 from triplan.backends.triton.common.strides import axis_strides, count
 from triplan.backends.triton.conv import shared, shared_kernels as kernels
+from triplan.backends.triton.conv.wgmma_tiles import lattice_of
 from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku.facts import fact
 
@@ -30,16 +31,17 @@ MOST_MAPS = 8
 @fact
 def summed_box(desc: Conv2dProblem) -> tuple[int, int, int]:
     """Of the boxes of PIXELS pixels that end where rows do, and columns if there are no maps that do, the fewest."""
-    rows, columns = desc.out_extents
+    images, rows, columns = lattice_of(desc)
+    matrix = shared.is_matrix(desc)  # there is nothing behind its last row
     powers = [1 << i for i in range(PIXELS.bit_length())]
     found = [
         (PIXELS // high // wide, high, wide)
         for high, wide in itertools.product(powers, repeat=2)
-        if high * wide <= PIXELS and rows % high == 0 and (columns % wide == 0 or _clips(desc))
+        if high * wide <= PIXELS and rows % high == 0 and (columns % wide == 0 or matrix or _clips(desc))
     ]
 
     def wasted(box: tuple[int, int, int]) -> tuple[int, int, int, int]:
-        boxes = -(-desc.batch // box[0]) * (rows // box[1]) * -(-columns // box[2])
+        boxes = -(-images // box[0]) * (rows // box[1]) * -(-columns // box[2])
         return boxes, columns % box[2], -box[2], -box[1]
 
     return min(found, key=wasted)

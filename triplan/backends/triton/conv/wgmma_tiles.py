@@ -103,10 +103,10 @@ class Tile:
         """Blocks of 64 by 64 results."""
         return self.rows * self.features * self.pixels / CHANNELS**2
 
-    def boxes(self, images: int, extents: tuple[int, int]) -> tuple[int, int, int]:
+    def boxes(self, lattice: tuple[int, int, int]) -> tuple[int, int, int]:
         """Boxes in all, and of a column and a row of an image."""
-        high, wide = (-(-n // b) for n, b in zip(extents, self.box[1:], strict=True))
-        return -(-images // self.box[0]) * high * wide, high, wide
+        images, high, wide = (-(-n // b) for n, b in zip(lattice, self.box, strict=True))
+        return images * high * wide, high, wide
 
 
 class Part(NamedTuple):
@@ -118,13 +118,13 @@ class Part(NamedTuple):
 
 
 @fact
-def _best_box(pixels: int, images: int, extents: tuple[int, int]) -> tuple[int, int, int]:
+def _best_box(pixels: int, lattice: tuple[int, int, int]) -> tuple[int, int, int]:
     """Of the boxes of so many pixels those that cover with the fewest; of these that with the longest rows."""
     powers = range(pixels.bit_length())
     fitting = [(1 << i, 1 << j, pixels >> i + j) for i, j in itertools.product(powers, repeat=2) if pixels >> i + j]
 
     def wasted(box: tuple[int, ...]) -> tuple[int, int, int]:
-        return math.prod(-(-n // b) for n, b in zip((images, *extents), box, strict=True)), -box[2], -box[1]
+        return math.prod(-(-n // b) for n, b in zip(lattice, box, strict=True)), -box[2], -box[1]
 
     images_of, high, wide = min(fitting, key=wasted)
     return images_of, high, wide
@@ -135,7 +135,7 @@ def tile_of(desc: Conv2dProblem) -> Tile:
     """The cheapest of the result. Its bits do not depend on it."""
     width = width_of(desc)
     sizes = (*TILES, *(NARROW_TILES if width == NARROW else FEW_TILES))
-    found = [Tile(_best_box(p, desc.batch, lattice_of(desc)), 2, n, width) for p, n in sizes]
+    found = [Tile(_best_box(p, lattice_of(desc)), 2, n, width) for p, n in sizes]
     reach = (desc.kernel[0] - 1) * desc.dilation[0]
     if VIEWS_GROW and desc.stride == (1, 1) and reach in REACHES and features_of(desc) <= ROW_FEATURES:
         boxes = [(1, 64 // wide, wide) for wide in (8, 16, 32, 64)]  # rows begin where the swizzle does
@@ -150,7 +150,7 @@ def parts_of(desc: Conv2dProblem, tile: Tile, multiprocessors: int) -> tuple[flo
     Boxes of a last wave that leaves most multiprocessors idle may have tiles of fewer features, of which there are
     more, and so a launch of their own: whichever is estimated to take less time.
     """
-    boxes, across = tile.boxes(desc.batch, lattice_of(desc))[0], -(-features_of(desc) // tile.features)
+    boxes, across = tile.boxes(lattice_of(desc))[0], -(-features_of(desc) // tile.features)
     waves = -(-boxes // tile.rows) * across // multiprocessors
     first = waves * multiprocessors // across * tile.rows
     found: list[tuple[Part, ...]] = [(Part(tile, 0, boxes),)]
@@ -181,11 +181,17 @@ def waves_us(desc: Conv2dProblem, part: Part, multiprocessors: int, cached: bool
     return -(-tiles_in(desc, part) // multiprocessors) * (steps + results)
 
 
-def lattice_of(desc: Conv2dProblem) -> tuple[int, int]:
-    """Rows and columns that one launch computes: of the gradient of x, the most of one remainder modulo the strides."""
+def lattice_of(desc: Conv2dProblem) -> tuple[int, int, int]:
+    """Images, rows and columns that one launch computes, or sums.
+
+    Of the gradient of x, the most of one remainder modulo the strides. Where pixels are rows of a matrix, all are one
+    row of one image: then boxes end within none.
+    """
+    if shared.is_matrix(desc):
+        return 1, 1, shared.pixels(desc)
     if not shared.of_input(desc):
-        return desc.out_extents
-    return -(-desc.height // desc.stride[0]), -(-desc.width // desc.stride[1])
+        return desc.batch, *desc.out_extents
+    return desc.batch, -(-desc.height // desc.stride[0]), -(-desc.width // desc.stride[1])
 
 
 def features_of(desc: Conv2dProblem) -> int:

@@ -84,7 +84,7 @@ def workspace(desc: Conv2dProblem, target: Target) -> int:
     end = _copies(desc)[-1].end
     if not shared.of_weight(desc):
         return end
-    division = wgmma.division_of(_inner(desc))[2]
+    division = wgmma.division_of(_inner(desc))[1]
     return end + division.slots * division.slot_bytes
 
 
@@ -114,7 +114,7 @@ def build_weight(desc: Conv2dProblem, target: Target) -> list[Launch]:
     inner, found = _inner(desc), _copies(desc)
     pieces = Scratch(0, desc.element.compute)
     main = wgmma.weight_sums(inner, target, pieces, (None,) * 4, False)
-    fold = wgmma_division.fold(desc, inner, wgmma.division_of(inner)[2], pieces, _channels(desc))
+    fold = wgmma_division.fold(desc, inner, wgmma.division_of(inner)[1], pieces, _channels(desc))
     return copies.around(found, [main, fold], _windows(desc), found[-1].end)
 
 
