@@ -49,7 +49,7 @@ def problems(op: str, entry: str) -> Iterator[tp.Descriptor]:
         yield base.replace(num_indices=2)
     elif hasattr(base, "accumulate"):
         yield base.replace(**big, accumulate=False)
-    if entry.startswith(("elements", "atomic", "fixed")):
+    if entry.startswith(("elements", "atomic", "fixed", "sorted")):
         yield contiguous(base.replace(element=half), -1)
         yield contiguous(base.replace(**big, element=half), 0)
 

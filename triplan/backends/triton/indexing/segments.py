@@ -15,10 +15,10 @@ import triton.language as tl
 from triplan.backends.runtime.launch import Arg, Int, Launch, power_of_two_in
 from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, extents, padded, strides, values
 from triplan.backends.triton.common.tiles import fits_grid
-from triplan.backends.triton.indexing import segments_kernels as kernels, sorting
+from triplan.backends.triton.indexing import segments_kernels as kernels, sorting, turned
 from triplan.backends.triton.indexing.arguments import alpha
 from triplan.backends.triton.indexing.geometry import geometry
-from triplan.backends.triton.indexing.sorting import Buffers, Sorted, buffers, sorted_view
+from triplan.backends.triton.indexing.sorting import Buffers, Sorted, buffers, sorted_view, summed_view
 from triplan.backends.triton.indexing.sums import sum_guarantee, sum_numerics
 from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import PrecisionGuarantee, Support
@@ -125,10 +125,11 @@ def _windows(s: Sorted) -> int:
 
 def fits_grids(desc: IndexingDescriptor) -> Support:
     """Whether the largest launch fits in a grid."""
-    s = sorted_view(desc)
+    s = summed_view(desc)
     own = s.outer * _items_tile(desc, s).programs(_items(s), s.inner)
     chunks = lanes_tile(desc, s).programs(s.outer, s.inner)
-    return fits_grid(max(own, _windows(s) * max(chunks, -(-s.lanes // GROUP_COLS))))
+    copied = turned.programs(g) if turned.copied(g := sorted_view(desc).g) else 0
+    return fits_grid(max(own, copied, _windows(s) * max(chunks, -(-s.lanes // GROUP_COLS))))
 
 
 # --- launches ---
@@ -174,8 +175,11 @@ def table_arguments(s: Sorted, flat: bool) -> dict[str, Arg]:
 
 
 def sum_launches(desc: IndexingDescriptor, stored: bool = False) -> list[Launch]:
-    """Sum the sorted segments into the table: first all late chunks, then all late groups, then each segment."""
-    s, b = sorted_view(desc), buffers(desc, stored)
+    """Sum the sorted segments into the table: first all late chunks, then all late groups, then each segment.
+
+    Contributions that ``turned`` copies are copied before.
+    """
+    s, b = summed_view(desc), buffers(desc, stored)
     lanes, constexprs = lane_arguments(desc, s)
     args: dict[str, Arg] = {
         **lanes,
@@ -185,6 +189,9 @@ def sum_launches(desc: IndexingDescriptor, stored: bool = False) -> list[Launch]
         "steps": Int(s.count.bit_length()),
     }
     launches = []
+    if turned.copied(g := sorted_view(desc).g):
+        launches.append(turned.copy_launch(g, b.copy))
+        args["dense"] = b.copy
     if s.count > sorting.CHUNK:
         launches.append(_chunks_launch(desc, s, args, constexprs))
     if s.count > sorting.CHUNK * sorting.CHUNK:

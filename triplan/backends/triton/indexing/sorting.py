@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, Scratch
 from triplan.backends.triton.common.offsets import padded_bytes
-from triplan.backends.triton.indexing import sorting_kernels as kernels
+from triplan.backends.triton.indexing import sorting_kernels as kernels, turned
 from triplan.backends.triton.indexing.arguments import Walk, axis_arguments, padding, policy, status
 from triplan.backends.triton.indexing.geometry import Geometry, geometry
 from triplan.descriptors import packed_strides
@@ -116,7 +116,17 @@ class Sorted:
 @fact
 def sorted_view(desc: IndexingDescriptor) -> Sorted:
     """How the contributions of ``desc`` are sorted."""
-    g = geometry(desc).sliced
+    return _view(geometry(desc).sliced)
+
+
+@fact
+def summed_view(desc: IndexingDescriptor) -> Sorted:
+    """How they are summed: on a packed copy, where ``turned`` makes one."""
+    s = sorted_view(desc)
+    return _view(turned.on_copy(s.g)) if turned.copied(s.g) else s
+
+
+def _view(g: Geometry) -> Sorted:
     outer, count, inner = g.fold
     dims = range(len(g.sizes))
     if g.full:
@@ -135,6 +145,7 @@ class Buffers:
         counts, totals: occurrences of each digit, by tile and in total.
         starts: the first sorted position of each slot, and the end.
         partials: sums of chunks.
+        copy: a packed copy of the contributions; empty, where they are read as they lie.
         status: the lowest bad position that a stored sort found.
         nbytes: bytes of the workspace.
         stored_nbytes: bytes of prepared indices.
@@ -146,6 +157,7 @@ class Buffers:
     totals: Scratch
     starts: Scratch
     partials: Scratch
+    copy: Scratch
     status: Scratch | None
     nbytes: int
     stored_nbytes: int
@@ -174,10 +186,11 @@ def buffers(desc: IndexingDescriptor, stored: bool = False) -> Buffers:
     counts, totals = take(tiles * digits), take(digits)
     starts = take(s.slots + 1 if s.by_slot else 0, kept=True)
     partials = take(-(-s.count // CHUNK) * s.lanes if s.count > CHUNK else 0, desc.element.compute)
+    copy = take(s.g.dense.numel if turned.copied(s.g) else 0, desc.element)
     bad = take(1, ElementKind.I64, kept=True) if stored and desc.out_of_bounds == "error" else None
     (keys, order), (other_keys, other_order) = pairs
     return Buffers(
-        (keys, other_keys), (order, other_order), counts, totals, starts, partials, bad, sizes[False], sizes[True]
+        (keys, other_keys), (order, other_order), counts, totals, starts, partials, copy, bad, *sizes.values()
     )
 
 
