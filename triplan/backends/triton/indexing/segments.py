@@ -113,9 +113,9 @@ def _items(s: Sorted) -> int:
 def _items_tile(desc: IndexingDescriptor, s: Sorted) -> Tile:
     found = tile(desc, s.slots if s.by_slot else min(s.count, POSITIONS), s.inner)
     walked = not (s.g.dense.layout.packed or s.g.table.layout.packed)
-    if not walked or found.rows * found.cols <= 128 * found.warps:
+    if not (walked or s.span % 2) or found.rows * found.cols <= 128 * found.warps:
         return found
-    # Each lane of a thread has two addresses then: those of eight lanes do not fit in registers on sm80.
+    # Each lane of a thread has an address of its own then, or two: those of eight lanes do not fit in registers.
     return replace(found, rows=found.rows // 2) if found.rows > 1 else replace(found, cols=found.cols // 2)
 
 
@@ -135,9 +135,14 @@ def fits_grids(desc: IndexingDescriptor) -> Support:
 # --- launches ---
 
 
+def offsets_wide(s: Sorted) -> bool:
+    """Whether offsets need 64 bits, also those of contributions with ``span``."""
+    return s.g.wide or s.outer * s.count * s.span >= I32_LIMIT
+
+
 def lane_arguments(desc: IndexingDescriptor, s: Sorted) -> tuple[dict[str, Arg], dict[str, Any]]:
     """Arguments and constexprs that say where contributions lie."""
-    g = s.g
+    g, wide = s.g, offsets_wide(s)
     flat = g.dense.layout.packed and g.table.layout.packed
     args: dict[str, Arg] = {
         "dense": values(g.dense),
@@ -145,7 +150,7 @@ def lane_arguments(desc: IndexingDescriptor, s: Sorted) -> tuple[dict[str, Arg],
         "count": Int(s.count),
         "slots": Int(s.slots),
         "outer": Int(s.outer),
-        "inner": Int(s.inner, g.wide, power_of_two_in(s.inner)),
+        "inner": Int(s.inner, wide, power_of_two_in(s.inner)),
         "outer_sizes": None if flat else s.before.sizes(),
         "outer_dense": None if flat else s.before.dense(),
         "inner_sizes": None if flat else s.behind.sizes(),
@@ -155,7 +160,7 @@ def lane_arguments(desc: IndexingDescriptor, s: Sorted) -> tuple[dict[str, Arg],
     }
     constexprs = {
         "FLAT": flat,
-        "OFFSET": tl.int64 if g.wide else tl.int32,
+        "OFFSET": tl.int64 if wide else tl.int32,
         "COMPUTE": TL[desc.element.compute],
         "CHUNK": sorting.CHUNK,
     }
@@ -186,6 +191,7 @@ def sum_launches(desc: IndexingDescriptor, stored: bool = False) -> list[Launch]
         "keys": b.keys[s.result],
         "order": b.order[s.result],
         "partials": b.partials if s.count > sorting.CHUNK else None,
+        "span": None if s.span == s.inner else Int(s.span, offsets_wide(s), power_of_two_in(s.span)),
         "steps": Int(s.count.bit_length()),
     }
     launches = []
@@ -229,7 +235,7 @@ def _groups_launch(s: Sorted, args: dict[str, Arg]) -> Launch:
 
 
 def _wide_launch(s: Sorted, b: Buffers, t: Tile, args: dict[str, Arg], constexprs: dict[str, Any]) -> Launch:
-    shared = ("dense", "order", "partials", "alpha", "count", "slots", "outer", "inner")
+    shared = ("dense", "order", "partials", "alpha", "count", "slots", "outer", "inner", "span")
     known = {name: constexprs[name] for name in ("OFFSET", "COMPUTE", "CHUNK")}
     return Launch(
         kernels.wide_kernel,

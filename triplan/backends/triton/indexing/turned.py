@@ -25,6 +25,10 @@ COPIED_BYTES_PER_US = 2.3e6
 #: Elements of a tile and its longest side, in 8 warps. Those of ``transposed`` of the copies.
 ELEMENTS, SIDE = 4096, 64
 WARPS = 8
+#: Bytes of the widest access of a thread.
+VECTOR_BYTES = 16
+#: Vectors of the shortest row that is padded to whole vectors: its copy is at most a quarter larger.
+PADDED_VECTORS = 4
 
 
 def lies_across(g: Geometry) -> bool:
@@ -49,6 +53,17 @@ def on_copy(g: Geometry) -> Geometry:
     return replace(g, dense=replace(g.dense, layout=PACKED))
 
 
+def span(g: Geometry) -> int:
+    """Elements from one contribution to the next in the copy: whole vectors, where an end that none reaches is short.
+
+    Only for a packed table: other kernels walk over the axes of packed contributions.
+    """
+    inner, vector = g.fold[2], VECTOR_BYTES // g.dense.element.itemsize
+    if not g.table.layout.packed or g.dense.shape[_plane(g)[1]] != inner or inner <= PADDED_VECTORS * vector:
+        return inner
+    return -(-inner // vector) * vector
+
+
 def _plane(g: Geometry) -> tuple[int, int]:
     """The axes of a tile: along which the contributions are contiguous, and the copy."""
     unit = g.dense.layout.unit_axis
@@ -70,7 +85,7 @@ def programs(g: Geometry) -> int:
 
 
 def copy_launch(g: Geometry, to: Scratch) -> Launch:
-    """Copies the contributions to ``to``, packed."""
+    """Copies the contributions to ``to``, packed but for ``span``."""
     o, (row, col), (high, wide) = g.dense, _plane(g), _tile(g)
     others = [a for a in range(len(o.shape)) if a not in (row, col)]
 
@@ -79,7 +94,9 @@ def copy_launch(g: Geometry, to: Scratch) -> Launch:
         rest = padded((Int(1, True) if found[a] is None else found[a] for a in others), Int(0, True, 16))
         return rest, found[row], found[col]
 
-    own = tuple(None if n == 1 else Int(n, True, power_of_two_in(n)) for n in packed_strides(o.shape))
+    width = o.shape[col] if span(g) == g.fold[2] else span(g)
+    steps = (n if a >= col else n // o.shape[col] * width for a, n in enumerate(packed_strides(o.shape)))
+    own = tuple(None if n == 1 else Int(n, True, power_of_two_in(n)) for n in steps)
     return Launch(
         kernels.turned_kernel,
         programs(g),
@@ -88,6 +105,7 @@ def copy_launch(g: Geometry, to: Scratch) -> Launch:
             "out": replace(to, element=o.element.bits),
             "rows": count(o.shape[row]),
             "cols": count(o.shape[col]),
+            "width": count(width),
             "sizes": extents((o.shape[a] for a in others), wide=False),
             "source_strides": three(axis_strides(o)),
             "out_strides": three(own),

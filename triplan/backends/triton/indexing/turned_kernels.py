@@ -11,9 +11,18 @@ from triplan.backends.triton.indexing.traversals_kernels import walked
 
 @jit
 def turned_kernel(
-    source, out, rows, cols, sizes, source_strides, out_strides, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr
+    source,
+    out,
+    rows,
+    cols,
+    width,
+    sizes,
+    source_strides,
+    out_strides,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
 ):
-    """out[m, r, c] = source[m, r, c], both of integers as wide as the element.
+    """out[m, r, c] = source[m, r, c], both of integers as wide as the element; 0 for c from cols to width - 1.
 
     ``rows`` and ``cols`` are extents, and m numbers the points of ``sizes``. Strides are (those of the others, along
     rows, along columns), of which None is 1: ``source`` is contiguous along rows, ``out`` along columns. So consecutive
@@ -27,5 +36,5 @@ def turned_kernel(
     col = (pid // row_blocks % col_blocks * BLOCK_COLS + tl.arange(0, BLOCK_COLS))[:, None]
     rest = pid // (row_blocks * col_blocks)
     live = (row < rows) & (col < cols)
-    x = tl.load(source + walked(rest, row, col, sizes, source_strides), mask=live)
-    tl.store(out + walked(rest, row, col, sizes, out_strides), x, mask=live)
+    x = tl.load(source + walked(rest, row, col, sizes, source_strides), mask=live, other=0)
+    tl.store(out + walked(rest, row, col, sizes, out_strides), x, mask=(row < rows) & (col < width))
