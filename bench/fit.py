@@ -25,7 +25,7 @@ import triplan as tp
 from bench import determinism, timing
 from bench.anywhere.drawing import MOST, case, entries_of, ops_of
 from triplan.backends import fitted
-from triplan.backends.fitted import FEATURES, Correction, features
+from triplan.backends.fitted import BYTES, FEATURES, Correction, features
 
 #: Penalties of weights, in problems, of which each group takes the one that leaves the least regret.
 PENALTIES = (1.0, 4.0, 16.0, 64.0)
@@ -105,6 +105,7 @@ def corrections(of: Sequence[Problem], penalty: float) -> dict[str, Correction]:
         for name, (x, us) in problem.found.items():
             points[name].append((x, math.log(us) - x[0]))
     found = {}
+    smallest = round(min(x[BYTES] for listed in points.values() for x, _ in listed), 3)
     for name, listed in sorted(points.items()):
         if len(listed) < FEWEST:
             continue
@@ -115,7 +116,7 @@ def corrections(of: Sequence[Problem], penalty: float) -> dict[str, Correction]:
         constant = float(y.mean() - measured.mean(0) @ weights)
         lowest, highest = ([round(v, 3) for v in t.tolist()] for t in (measured.amin(0), measured.amax(0)))
         rounded = tuple(round(w, 4) for w in weights.tolist())
-        found[name] = Correction(round(constant, 4), rounded, tuple(lowest), tuple(highest))
+        found[name] = Correction(round(constant, 4), rounded, tuple(lowest), tuple(highest), smallest)
     return found
 
 

@@ -55,6 +55,12 @@ def test_what_was_not_measured_is_corrected_as_what_is_nearest() -> None:
     assert factors == pytest.approx([1.0, 1.0, math.exp(0.5), math.e, math.e])
 
 
+def test_problems_smaller_than_all_that_were_measured_keep_their_estimates() -> None:
+    correction = Correction(math.log(3.0), NONE, NONE, NONE, smallest=5.0)
+    factors = [correction.factor(tuple(x if name == "bytes" else 0.0 for name in fitted.FEATURES)) for x in (4.9, 5.0)]
+    assert factors == pytest.approx([1.0, 3.0])
+
+
 def test_a_known_error_of_estimates_is_found(tmp_path: Path) -> None:
     """Times of drawn problems that are the estimates, but of one entry four times as long, and of another by size."""
     true = {"rows": lambda us: 4.0 * us, "looped": lambda us: us**1.2}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cases.indexing import OPS, STORING
+from cases.indexing import OPS, STORING, build
 from samples import SAMPLES, known
 
 import triplan as tp
@@ -49,9 +49,13 @@ def problems(op: str, entry: str) -> Iterator[tp.Descriptor]:
         yield base.replace(num_indices=2)
     elif hasattr(base, "accumulate"):
         yield base.replace(**big, accumulate=False)
-    if entry.startswith(("elements", "atomic", "fixed")):
+    if entry.startswith(("elements", "atomic", "fixed", "sorted")):
         yield contiguous(base.replace(element=half), -1)
         yield contiguous(base.replace(**big, element=half), 0)
+    if (op, entry) == ("embedding_backward", "sorted_sum"):
+        odd = build(op, (1 << 20, 83), 0, 1 << 19, element="f16")
+        yield odd  # rows that begin anywhere
+        yield odd.replace(layouts={"dout": tp.Layout.strided(unit_axis=0, stride_multiple=8)})  # padded in a copy
 
 
 @compiles(*OPS)

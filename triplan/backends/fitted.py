@@ -29,18 +29,28 @@ FEATURES = (
     *("estimate", "bytes", "elements", "result", "row", "itemsize"),
     *("turned", "turned_result", "strided", "unaligned"),
 )
+#: Where FEATURES has the bytes.
+BYTES = FEATURES.index("bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """log(time / estimate) = constant + weights . features; each feature within what was measured."""
+    """log(time / estimate) = constant + weights . features; each feature within what was measured.
+
+    ``smallest``: the logarithm of the bytes of the group's smallest problem that was measured. Smaller ones keep their
+    estimates: nearly all of their time is the launch, and a line through the logarithms of larger ones does not lead
+    there.
+    """
 
     constant: float
     weights: tuple[float, ...]
     lowest: tuple[float, ...]
     highest: tuple[float, ...]
+    smallest: float = -math.inf
 
     def factor(self, found: Sequence[float]) -> float:
+        if found[BYTES] < self.smallest:
+            return 1.0
         total = 0.0
         for weight, x, low, high in zip(self.weights, found, self.lowest, self.highest, strict=True):
             total += weight * (low if x < low else high if x > high else x)  # select asks each entry: min and max cost
@@ -83,7 +93,9 @@ def read(text: str) -> dict[tuple[str, str], Correction]:
     if tuple(found["features"]) != FEATURES:
         raise ValueError(f"the features of costs.json are {found['features']}; those of this version are {FEATURES}")
     return {
-        (op, entry): Correction(own["constant"], *(tuple(own[k]) for k in ("weights", "lowest", "highest")))
+        (op, entry): Correction(
+            own["constant"], *(tuple(own[k]) for k in ("weights", "lowest", "highest")), own["smallest"]
+        )
         for group in found["groups"]
         for op in group["ops"]
         for entry, own in group["entries"].items()

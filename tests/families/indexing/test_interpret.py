@@ -20,6 +20,8 @@ from cases.indexing import ENTRIES, OPS, POLICIES, STORING, accumulate_of, build
 from hypothesis import Phase, given, settings, strategies as st
 
 import triplan as tp
+from triplan.backends.triton.indexing.geometry import geometry
+from triplan.backends.triton.indexing.registration import STORES
 from triplan.testing import check_plan, check_refusals, descriptors
 from triplan.testing.values import Values
 
@@ -103,6 +105,18 @@ def test_every_policy_and_axis(op: str, row: str) -> None:
                 check(plan, row, 10 * axis + turn)
                 break
     assert planned > 0
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("op", STORES)
+def test_of_stores_that_always_meet_the_first_is_made(op: str, axis: int) -> None:
+    """An index of stride 0 along the axis that it selects along."""
+    desc = build(op, SHAPE, axis, EXTENT, element="f32", out_of_bounds="error", accumulate=False)
+    name, along = ("indices", 0) if op == "index_put" else ("index", axis)
+    desc = desc.replace(layouts={name: tp.Layout.strided(zero_axes=(along,))})
+    g = geometry(desc)
+    assert g.once.numel * g.sizes[along] == g.numel
+    check(required(desc, "elements", INTERPRETER), "elements", axis)
 
 
 @pytest.mark.parametrize(("op", "row"), ENTRIES)

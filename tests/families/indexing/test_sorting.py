@@ -12,7 +12,8 @@ from samples import SetConstant
 
 import triplan as tp
 from triplan.backends.runtime.interpreter import interpret
-from triplan.backends.triton.indexing import sorting, sorting_kernels
+from triplan.backends.triton.indexing import sorting, sorting_kernels, turned, turned_kernels
+from triplan.testing import check_plan
 
 pytestmark = [pytest.mark.interpret, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -141,3 +142,30 @@ def test_scanning_and_sorting_give_the_same_bits(count: int, slots: int, accumul
         found.append((plan.sku().numerics_id, dsrc.view(torch.int32)))
     assert found[0][0] == found[1][0]
     assert torch.equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("unit", [0, 1, 2])
+@pytest.mark.parametrize(("element", "width"), [("f16", 21), ("f64", 21), ("f16", 37), ("f16", 133)])
+def test_contributions_across_the_contiguous_axis_are_copied(
+    element: str, width: int, unit: int, constant: SetConstant
+) -> None:
+    """Where they are contiguous along an axis of the indices, of which there are two; the first has rows of its own.
+
+    Of these widths one is copied as it is; the others are padded to vectors, the last to those of a wide row.
+    """
+    constant(turned, "LAUNCH_US", 0.0)
+    shape = (3, 90, width) if unit == 2 else (70, 5, width)
+    layout = tp.Layout.strided(unit_axis=min(unit, 1))
+    desc: tp.Descriptor
+    if unit == 2:
+        desc = tp.IndexAddDescriptor(
+            src_shape=shape, add_dim=1, out_dim_size=7, element=element, layouts={"src": layout}
+        )
+    else:
+        desc = tp.EmbeddingBackwardDescriptor(
+            index_shape=shape[:2], num_embeddings=9, embedding_dim=width, element=element, layouts={"dout": layout}
+        )
+    plan = required(desc, "sorted_sum", INTERPRETER)
+    assert any(launch.kernel is turned_kernels.turned_kernel for launch in plan.launches)
+    assert (sorting.summed_view(desc).span > width) == (width * tp.ElementKind(element).itemsize > 64)
+    assert check_plan(plan, seed=unit, runs=1).exact

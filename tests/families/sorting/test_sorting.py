@@ -302,6 +302,21 @@ def test_many_ties(where: str, kernel: str | None) -> None:
         assert check_plan(required(kth, kernel, target(where)), runs=1, given={"x": x}).compared
 
 
+@pytest.mark.parametrize(("where", "kernel"), places("looped"))
+@pytest.mark.parametrize("element", ["f64", "i64"])
+def test_digits_are_read_until_they_tell(where: str, kernel: str | None, element: str) -> None:
+    """Rows that differ in the first digit, in one in the middle, in the last one, and with each number twice."""
+    n = 3000
+    at = torch.randperm(n, generator=torch.Generator().manual_seed(0)).to(tp.ElementKind(element).torch)
+    x = torch.stack([at * 2.0**50 - 2.0**61, at * 2.0**16, at, at // 2]).to(at.dtype)
+    for k in (1, 700, n - 1, n):
+        kth = tp.KthValueDescriptor(element=element, rows=4, n=n, k=k)
+        assert check_plan(required(kth, kernel, target(where)), runs=1, given={"x": x}).compared
+    for k, largest in ((5, True), (100, False)):
+        topk = tp.TopKDescriptor(element=element, rows=4, n=n, k=k, largest=largest)
+        assert check_plan(required(topk, kernel, target(where)), runs=1, given={"x": x}).compared
+
+
 @pytest.mark.parametrize(("where", "kernel"), places("filtered"))
 @pytest.mark.parametrize("parts", [1, 3])
 def test_filtered_by_groups(where: str, kernel: str | None, parts: int, constant: SetConstant) -> None:

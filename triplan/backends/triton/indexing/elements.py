@@ -1,30 +1,48 @@
-"""Entry ``elements``: gathers and stores of operands of any strides, one point per lane."""
+"""Entry ``elements``: gathers and stores of operands of any strides, one point per lane.
+
+Stores that always meet, because the index has stride 0 where they differ, would wait for each other: any of them may
+win, so that only the first is made.
+"""
 
 from __future__ import annotations
 
-from triplan.backends.triton.common.card import LAUNCH_US
+from triplan.backends.runtime.launch import Arg, Launch
+from triplan.backends.triton.common.card import L2_SHARE, LAUNCH_US
 from triplan.backends.triton.indexing.copies import copy_us, register
-from triplan.backends.triton.indexing.geometry import geometry
-from triplan.backends.triton.indexing.registration import always
+from triplan.backends.triton.indexing.geometry import Geometry, geometry
+from triplan.backends.triton.indexing.points import Point
+from triplan.backends.triton.indexing.registration import STORES, always
 from triplan.backends.triton.indexing.traversals import elements_launch
 from triplan.descriptors.indexing import IndexingDescriptor
-from triplan.sku import Target
+from triplan.sku import ElementKind, Target
 
 # From ``bench anywhere indexing``: seeds 1 to 3 on an H200, seed 4 on an H100.
 #: Microseconds that a program of ``rows`` takes longer to its first access.
 SOONER_US = 0.3
 #: Microseconds of an element, besides moving it: where one index serves a row, each lane reads it and its own address.
 ELEMENT_US = 0.95e-6
-#: Time relative to ``rows``, where every element has an index.
-SLOWER = 1.05
+#: Time relative to ``rows``, where every element has an index, for a table that fits in the cache; and for a larger
+#: one: its sectors are fetched repeatedly, where ``rows`` visits stripes of it that stay in the cache.
+FITS_SLOWER, MISSES_SLOWER = 1.05, 1.5
+
+
+def visited(desc: IndexingDescriptor) -> Geometry:
+    """The points that are visited."""
+    g = geometry(desc)
+    return g.once if desc.op in STORES else g
 
 
 def rank(desc: IndexingDescriptor, target: Target) -> float:
-    g = geometry(desc)
+    g = visited(desc)
     moved = copy_us(g) - LAUNCH_US
     if not g.full:
         return LAUNCH_US - SOONER_US + moved + ELEMENT_US * g.numel
-    return LAUNCH_US - SOONER_US + SLOWER * moved
+    slower = FITS_SLOWER if g.table.nbytes <= L2_SHARE else MISSES_SLOWER
+    return LAUNCH_US - SOONER_US + slower * moved
 
 
-register("elements", elements_launch, rank, always)
+def launch(desc: IndexingDescriptor, point: Point, dense: Arg, table: Arg, compute: ElementKind) -> Launch:
+    return elements_launch(desc, point, dense, table, compute, g=visited(desc))
+
+
+register("elements", launch, rank, always)

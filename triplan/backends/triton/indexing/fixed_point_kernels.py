@@ -20,7 +20,7 @@ import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.offsets_kernels import unravel
-from triplan.backends.triton.indexing.points_kernels import scaled
+from triplan.backends.triton.indexing.points_kernels import apart, scaled
 
 INFINITY = tl.constexpr(float("inf"))
 
@@ -52,7 +52,7 @@ def exact_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     is_finite = finite(x, alpha)
     # Exact in f32: a power of two times eleven bits. Zeros need no addition.
     term = (tl.where(is_finite, x, 0.0) * 16777216.0).to(tl.int64)
-    tl.atomic_add(sums + at, term, mask=hit & (term != 0), sem="relaxed")
+    tl.atomic_add(apart(sums, at), term, mask=hit & (term != 0), sem="relaxed")
     flag = flags_of(scaled(x, alpha, tl.float32)) << ((at & 3) * 8).to(tl.int32)
     tl.atomic_or(flags + (at >> 2), flag, mask=hit & (is_finite == 0), sem="relaxed")
 
@@ -66,7 +66,7 @@ def largest_point(exponents, at, dense, hit, live, alpha, COMPUTE: tl.constexpr)
     x = tl.load(dense, mask=live, other=0).to(tl.float32)
     is_finite = finite(x, alpha)
     e = tl.maximum((x.to(tl.int32, bitcast=True) >> 23) & 255, 1)
-    tl.atomic_max(exponents + at, e, mask=hit & is_finite & (x != 0), sem="relaxed")
+    tl.atomic_max(apart(exponents, at), e, mask=hit & is_finite & (x != 0), sem="relaxed")
     flag = flags_of(scaled(x, alpha, tl.float32)) << 8
     tl.atomic_or(exponents + at, flag, mask=hit & (is_finite == 0), sem="relaxed")
 
@@ -91,7 +91,7 @@ def aligned_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     half = (right * 0 + 1 << right) >> 1
     term = ((m.to(tl.int64) << room) + half) >> right
     term = tl.where(word < 0, -term, term)
-    tl.atomic_add(sums + at, term, mask=hit & (term != 0), sem="relaxed")
+    tl.atomic_add(apart(sums, at), term, mask=hit & (term != 0), sem="relaxed")
 
 
 @jit

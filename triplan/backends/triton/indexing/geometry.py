@@ -121,6 +121,15 @@ class Geometry:
         return replace(self, index_axes=axes)
 
     @cached_property
+    def once(self) -> Geometry:
+        """The same geometry without points that always meet in the table, except the first of them: those along
+        dimensions of the loop in which the index's layout promises stride 0."""
+        zero = self.index.layout.zero_axes
+        alike = [d for d in self.loop if self.index_axes[d] in zero]
+        sizes = tuple(min(n, 1) if d in alike else n for d, n in enumerate(self.sizes))
+        return replace(self, sizes=sizes) if alike else self
+
+    @cached_property
     def extents(self) -> tuple[int, ...]:
         """The table's extent along each indexed axis."""
         return tuple(self.table.shape[a] for a in self.indexed)

@@ -8,7 +8,7 @@ from typing import Any
 import triton.language as tl
 
 from triplan.backends.runtime.launch import Int, Launch, Ptr
-from triplan.backends.triton.common.card import LAUNCH_US
+from triplan.backends.triton.common.card import LAUNCH_US, MAX_THREAD_REGISTERS
 from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power
 from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.indexing import ordered_kernels as kernels
@@ -25,6 +25,8 @@ MAX_SLOTS = 8
 MIN_LANES = 16
 #: Most lanes per program. Untuned.
 MAX_LANES = 128
+#: Steps whose indices and contributions are loaded at a time. Untuned.
+UNROLL = 4
 #: Warp instructions that a program issues per step. Untuned.
 STEP_INSTRUCTIONS = 1000
 #: Warp instructions that a multiprocessor issues per microsecond: 4 per cycle at 1,700 MHz.
@@ -62,7 +64,6 @@ def ordered_launches(
     step: Any,
     pointer: Callable[[Operand], Ptr],
     compute: ElementKind,
-    max_registers: int | None = None,
 ) -> list[Launch]:
     """The jit function ``step`` at every point; ``pointer`` says how the operands' elements are read."""
     g = geometry(desc)
@@ -102,7 +103,8 @@ def ordered_launches(
             "COMPUTE": TL[compute],
             "BLOCK_SLOTS": block_slots,
             "BLOCK_LANES": block_lanes,
+            "UNROLL": min(UNROLL, ceil_power(max(steps.numel, 1))),
         },
-        max_registers=max_registers,
+        max_registers=MAX_THREAD_REGISTERS,  # left alone, ptxas spills a few to raise occupancy
     )
     return [*before, launch]

@@ -45,14 +45,15 @@ def ordered_kernel(
     COMPUTE: tl.constexpr,
     BLOCK_SLOTS: tl.constexpr,
     BLOCK_LANES: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):
     """table[slot, lane] = STEP over all points of that slot and lane, in ascending order of their position.
 
     ``table`` (slots, lanes) and ``dense`` (steps, lanes), of any strides: slots are the positions under the indices,
     lanes the dimensions that move in the table, steps those that do not. A program owns BLOCK_SLOTS x BLOCK_LANES table
     elements, accumulates in COMPUTE, and visits every step of its lanes, so the bits depend on nothing but the
-    contributions of each element. KEEP starts from what the table holds, and leaves elements without a contribution as
-    they are; otherwise from zero, and every element is written.
+    contributions of each element. UNROLL steps are loaded at a time. KEEP starts from what the table holds, and leaves
+    elements without a contribution as they are; otherwise from zero, and every element is written.
     """
     pid = tl.program_id(0)
     lane_blocks = tl.cdiv(lanes, BLOCK_LANES)
@@ -76,31 +77,43 @@ def ordered_kernel(
     if REPORT:
         lowest = tl.full((BLOCK_LANES,), NO_BAD_INDEX, tl.int64)
 
-    for step in range(steps):
-        point = (lane * 0 + step).to(POINT_TYPE)
-        hit = live_lane
-        inside = live_lane
-        target = (lane * 0).to(tl.int64)
-        scale = 1
-        for k in tl.static_range(len(indices)):
-            offset = unravel(lane, lane_sizes, lane_index[k]) + unravel(point, step_sizes, step_index[k])
-            given = tl.load(indices[k] + offset, mask=live_lane, other=0)
-            at, valid = resolve(given, extents[k], live_lane, WRAP, CLAMP)
-            inside = inside & valid
-            if padding is not None:
-                valid = valid & (at != padding)
-            hit = hit & valid
-            target += at.to(tl.int64) * scale
-            scale = scale * extents[k].to(tl.int64)  # extents of 32 bits each may multiply to more
-        if REPORT:
-            position = unravel(lane, lane_sizes, lane_position) + unravel(point, step_sizes, step_position)
-            lowest = tl.minimum(lowest, tl.where(live_lane & (inside == 0), position.to(tl.int64), NO_BAD_INDEX))
-        # Only lanes whose target lies in this tile read their contribution.
-        first = (pid // lane_blocks).to(tl.int64) * BLOCK_SLOTS
-        hit = hit & (target >= first) & (target < first + BLOCK_SLOTS)
-        value = tl.load(dense_lane + unravel(point, step_sizes, step_dense), mask=hit, other=0)
-        value = scaled(value, alpha, COMPUTE)
-        acc, written = STEP(acc, written, value[None, :], hit[None, :] & (target[None, :] == slot[:, None]))
+    first = (pid // lane_blocks).to(tl.int64) * BLOCK_SLOTS
+    for start in range(0, steps, UNROLL):
+        # First the loads of all indices, then those of all contributions: ptxas leaves their order as it is.
+        given = ()
+        for u in tl.static_range(UNROLL):
+            point = tl.full((), start + u, POINT_TYPE)
+            exists = live_lane & (start + u < steps)
+            for k in tl.static_range(len(indices)):
+                offset = unravel(lane, lane_sizes, lane_index[k]) + unravel(point, step_sizes, step_index[k])
+                given = given + (tl.load(indices[k] + offset, mask=exists, other=0),)
+        targets = ()
+        values = ()
+        for u in tl.static_range(UNROLL):
+            point = tl.full((), start + u, POINT_TYPE)
+            exists = live_lane & (start + u < steps)
+            hit = exists
+            inside = exists
+            target = (lane * 0).to(tl.int64)
+            scale = 1
+            for k in tl.static_range(len(indices)):
+                at, valid = resolve(given[u * len(indices) + k], extents[k], exists, WRAP, CLAMP)
+                inside = inside & valid
+                if padding is not None:
+                    valid = valid & (at != padding)
+                hit = hit & valid
+                target += at.to(tl.int64) * scale
+                scale = scale * extents[k].to(tl.int64)  # extents of 32 bits each may multiply to more
+            if REPORT:
+                position = unravel(lane, lane_sizes, lane_position) + unravel(point, step_sizes, step_position)
+                lowest = tl.minimum(lowest, tl.where(exists & (inside == 0), position.to(tl.int64), NO_BAD_INDEX))
+            # Only lanes whose target lies in this tile read their contribution.
+            hit = hit & (target >= first) & (target < first + BLOCK_SLOTS)
+            values = values + (tl.load(dense_lane + unravel(point, step_sizes, step_dense), mask=hit, other=0),)
+            targets = targets + (tl.where(hit, target, -1),)
+        for u in tl.static_range(UNROLL):
+            value = scaled(values[u], alpha, COMPUTE)
+            acc, written = STEP(acc, written, value[None, :], targets[u][None, :] == slot[:, None])
 
     if REPORT:
         if pid < lane_blocks:  # all programs of these lanes read the same indices: only those of the first slots report

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.common.card import MAX_THREAD_REGISTERS
 from triplan.backends.triton.common.offsets import bits
 from triplan.backends.triton.indexing import ordered, steps_kernels
 from triplan.backends.triton.indexing.copies import last_guarantee
 from triplan.backends.triton.indexing.registration import COPIED, STORES, entry
 from triplan.descriptors.indexing import IndexingDescriptor
-from triplan.sku import ArchSku, Target
+from triplan.sku import Target
 
 
 def numerics(desc: IndexingDescriptor) -> str:
@@ -26,6 +25,4 @@ def numerics(desc: IndexingDescriptor) -> str:
     numerics=numerics,
 )
 def launches(desc: IndexingDescriptor, target: Target) -> list[Launch]:
-    # For sm80 ptxas would spill two registers to raise occupancy.
-    most = None if target.arch is ArchSku.SM90A else MAX_THREAD_REGISTERS
-    return ordered.ordered_launches(desc, steps_kernels.last_step, bits, desc.element.bits, most)
+    return ordered.ordered_launches(desc, steps_kernels.last_step, bits, desc.element.bits)

@@ -67,15 +67,29 @@ def scaled(x, alpha, COMPUTE: tl.constexpr):
 
 
 @jit
+def apart(table, at):
+    """The address table + at, without what would let the compiler give a thread adjacent elements.
+
+    It does so for vectors. But of elements that the hardware adds one by one a warp takes one of each thread at a time:
+    those would lie in two or four times as many sectors.
+    """
+    return tl.multiple_of(table + at, [1] * len(at.shape))
+
+
+@jit
 def atomic_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """table[at] += alpha * dense, in whatever order the hardware chooses.
 
     ``dense`` of the op's element; the product is computed in COMPUTE and rounded to the table's element, in which the
     addition is done.
     """
-    x = scaled(tl.load(dense, mask=hit, other=0), alpha, COMPUTE)
+    x = scaled(tl.load(dense, mask=hit, other=0), alpha, COMPUTE).to(table.dtype.element_ty)
+    if x.dtype.is_floating() and x.dtype.primitive_bitwidth <= 32:
+        own = table + at
+    else:
+        own = apart(table, at)
     # Relaxed: additions commute and nothing else is published through them.
-    tl.atomic_add(table + at, x.to(table.dtype.element_ty), mask=hit, sem="relaxed")
+    tl.atomic_add(own, x, mask=hit, sem="relaxed")
 
 
 @jit

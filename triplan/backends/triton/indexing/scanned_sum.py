@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Launch, Scratch
-from triplan.backends.triton.common.card import LAUNCH_US
+from triplan.backends.triton.common.card import LAUNCH_US, SECTOR
 from triplan.backends.triton.common.offsets import padded_bytes
 from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.indexing import scanned_sum_kernels as kernels, segments, sorted_sum
@@ -23,7 +23,8 @@ PROGRAM_US = 2.0
 # Fitted to ``bench anywhere indexing --seed 1`` on an H200:
 #: Microseconds of a program that is alone, and microseconds for each key and for each contribution that it adds.
 FIRST_US, KEY_US, TERM_US = 0.6, 0.0024, 0.045
-#: Time relative to packed operands, of wide rows.
+#: Time relative to packed operands, of wide rows; and to adjacent lanes, where each lane of a contribution is in a
+#: sector of its own. The latter from seeds 3 and 51.
 WALKED = 3.0
 #: Fitted: programs that a multiprocessor holds at a time.
 RESIDENT = 8
@@ -50,7 +51,8 @@ def rank(desc: IndexingDescriptor, target: Target) -> float:
     waves = programs(desc) / (RESIDENT * target.sm_count)
     summed = max(PROGRAM_US * waves, FIRST_US + KEY_US * s.count + TERM_US * s.count / max(s.slots, 1))
     wide = s.inner >= segments.WIDE_COLS and not g.packed
-    return zero_us(g) + LAUNCH_US + (WALKED * summed if wide else summed)
+    apart = s.outer > 1 and s.inner * desc.element.itemsize < SECTOR
+    return zero_us(g) + LAUNCH_US + (WALKED * summed if wide or apart else summed)
 
 
 def workspace(desc: IndexingDescriptor, target: Target) -> int:

@@ -15,10 +15,10 @@ import triton.language as tl
 from triplan.backends.runtime.launch import Arg, Int, Launch, power_of_two_in
 from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, extents, padded, strides, values
 from triplan.backends.triton.common.tiles import fits_grid
-from triplan.backends.triton.indexing import segments_kernels as kernels, sorting
+from triplan.backends.triton.indexing import segments_kernels as kernels, sorting, turned
 from triplan.backends.triton.indexing.arguments import alpha
 from triplan.backends.triton.indexing.geometry import geometry
-from triplan.backends.triton.indexing.sorting import Buffers, Sorted, buffers, sorted_view
+from triplan.backends.triton.indexing.sorting import Buffers, Sorted, buffers, sorted_view, summed_view
 from triplan.backends.triton.indexing.sums import sum_guarantee, sum_numerics
 from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import PrecisionGuarantee, Support
@@ -113,9 +113,9 @@ def _items(s: Sorted) -> int:
 def _items_tile(desc: IndexingDescriptor, s: Sorted) -> Tile:
     found = tile(desc, s.slots if s.by_slot else min(s.count, POSITIONS), s.inner)
     walked = not (s.g.dense.layout.packed or s.g.table.layout.packed)
-    if not walked or found.rows * found.cols <= 128 * found.warps:
+    if not (walked or s.span % 2) or found.rows * found.cols <= 128 * found.warps:
         return found
-    # Each lane of a thread has two addresses then: those of eight lanes do not fit in registers on sm80.
+    # Each lane of a thread has an address of its own then, or two: those of eight lanes do not fit in registers.
     return replace(found, rows=found.rows // 2) if found.rows > 1 else replace(found, cols=found.cols // 2)
 
 
@@ -125,18 +125,24 @@ def _windows(s: Sorted) -> int:
 
 def fits_grids(desc: IndexingDescriptor) -> Support:
     """Whether the largest launch fits in a grid."""
-    s = sorted_view(desc)
+    s = summed_view(desc)
     own = s.outer * _items_tile(desc, s).programs(_items(s), s.inner)
     chunks = lanes_tile(desc, s).programs(s.outer, s.inner)
-    return fits_grid(max(own, _windows(s) * max(chunks, -(-s.lanes // GROUP_COLS))))
+    copied = turned.programs(g) if turned.copied(g := sorted_view(desc).g) else 0
+    return fits_grid(max(own, copied, _windows(s) * max(chunks, -(-s.lanes // GROUP_COLS))))
 
 
 # --- launches ---
 
 
+def offsets_wide(s: Sorted) -> bool:
+    """Whether offsets need 64 bits, also those of contributions with ``span``."""
+    return s.g.wide or s.outer * s.count * s.span >= I32_LIMIT
+
+
 def lane_arguments(desc: IndexingDescriptor, s: Sorted) -> tuple[dict[str, Arg], dict[str, Any]]:
     """Arguments and constexprs that say where contributions lie."""
-    g = s.g
+    g, wide = s.g, offsets_wide(s)
     flat = g.dense.layout.packed and g.table.layout.packed
     args: dict[str, Arg] = {
         "dense": values(g.dense),
@@ -144,7 +150,7 @@ def lane_arguments(desc: IndexingDescriptor, s: Sorted) -> tuple[dict[str, Arg],
         "count": Int(s.count),
         "slots": Int(s.slots),
         "outer": Int(s.outer),
-        "inner": Int(s.inner, g.wide, power_of_two_in(s.inner)),
+        "inner": Int(s.inner, wide, power_of_two_in(s.inner)),
         "outer_sizes": None if flat else s.before.sizes(),
         "outer_dense": None if flat else s.before.dense(),
         "inner_sizes": None if flat else s.behind.sizes(),
@@ -154,7 +160,7 @@ def lane_arguments(desc: IndexingDescriptor, s: Sorted) -> tuple[dict[str, Arg],
     }
     constexprs = {
         "FLAT": flat,
-        "OFFSET": tl.int64 if g.wide else tl.int32,
+        "OFFSET": tl.int64 if wide else tl.int32,
         "COMPUTE": TL[desc.element.compute],
         "CHUNK": sorting.CHUNK,
     }
@@ -174,17 +180,24 @@ def table_arguments(s: Sorted, flat: bool) -> dict[str, Arg]:
 
 
 def sum_launches(desc: IndexingDescriptor, stored: bool = False) -> list[Launch]:
-    """Sum the sorted segments into the table: first all late chunks, then all late groups, then each segment."""
-    s, b = sorted_view(desc), buffers(desc, stored)
+    """Sum the sorted segments into the table: first all late chunks, then all late groups, then each segment.
+
+    Contributions that ``turned`` copies are copied before.
+    """
+    s, b = summed_view(desc), buffers(desc, stored)
     lanes, constexprs = lane_arguments(desc, s)
     args: dict[str, Arg] = {
         **lanes,
         "keys": b.keys[s.result],
         "order": b.order[s.result],
         "partials": b.partials if s.count > sorting.CHUNK else None,
+        "span": None if s.span == s.inner else Int(s.span, offsets_wide(s), power_of_two_in(s.span)),
         "steps": Int(s.count.bit_length()),
     }
     launches = []
+    if turned.copied(g := sorted_view(desc).g):
+        launches.append(turned.copy_launch(g, b.copy))
+        args["dense"] = b.copy
     if s.count > sorting.CHUNK:
         launches.append(_chunks_launch(desc, s, args, constexprs))
     if s.count > sorting.CHUNK * sorting.CHUNK:
@@ -222,7 +235,7 @@ def _groups_launch(s: Sorted, args: dict[str, Arg]) -> Launch:
 
 
 def _wide_launch(s: Sorted, b: Buffers, t: Tile, args: dict[str, Arg], constexprs: dict[str, Any]) -> Launch:
-    shared = ("dense", "order", "partials", "alpha", "count", "slots", "outer", "inner")
+    shared = ("dense", "order", "partials", "alpha", "count", "slots", "outer", "inner", "span")
     known = {name: constexprs[name] for name in ("OFFSET", "COMPUTE", "CHUNK")}
     return Launch(
         kernels.wide_kernel,

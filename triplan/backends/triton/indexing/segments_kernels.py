@@ -127,6 +127,7 @@ def chunks_kernel(
     slots,
     outer,
     inner,
+    span,
     steps,
     outer_sizes,
     outer_dense,
@@ -144,8 +145,9 @@ def chunks_kernel(
 ):
     """partials[window, lane] = sum of the late chunk that starts in ``window``, if there is one.
 
-    ``dense`` (count, outer x inner lanes), of any strides; ``keys`` and ``order`` (count,) i32; ``partials`` (windows,
-    outer * inner) in COMPUTE. A program sums ROWS of the outer lanes times COLS of the inner ones.
+    ``dense`` (count, outer x inner lanes, or ``span`` from one contribution to the next), of any strides; ``keys`` and
+    ``order`` (count,) i32; ``partials`` (windows, outer * inner) in COMPUTE. A program sums ROWS of the outer lanes
+    times COLS of the inner ones.
     """
     pid = tl.program_id(0)
     col_blocks = tl.cdiv(inner, COLS)
@@ -155,16 +157,17 @@ def chunks_kernel(
     if found:
         row = (pid // col_blocks) % row_blocks * ROWS + tl.arange(0, ROWS)
         col = pid % col_blocks * COLS + tl.arange(0, COLS)
-        live = (row < outer)[:, None] & (col < inner)[None, :]
-        lane = walk(row, count.to(OFFSET) * inner, outer_sizes, outer_dense, FLAT, OFFSET)[:, None]
+        step = inner if span is None else span
+        live = (row < outer)[:, None] & (col < step)[None, :]
+        lane = walk(row, count.to(OFFSET) * step, outer_sizes, outer_dense, FLAT, OFFSET)[:, None]
         lane += walk(col, 1, inner_sizes, inner_dense, FLAT, OFFSET)[None, :]
         last = segment_end(keys, start, CHUNK, count, steps)
         acc = add_contributions(
-            tl.zeros((ROWS, COLS), COMPUTE), dense + lane, order, row * 0 + start, row * 0 + last, live, alpha, inner,
+            tl.zeros((ROWS, COLS), COMPUTE), dense + lane, order, row * 0 + start, row * 0 + last, live, alpha, step,
             step_sizes, step_dense, FLAT, OFFSET, UNROLL,
         )  # fmt: skip
         to = (window.to(tl.int64) * outer + row)[:, None] * inner + col[None, :]
-        tl.store(partials + to, acc, mask=live)
+        tl.store(partials + to, acc, mask=live & (col < inner)[None, :])
 
 
 @jit
@@ -215,6 +218,7 @@ def segments_kernel(
     items,
     outer,
     inner,
+    span,
     steps,
     outer_sizes,
     outer_dense,
@@ -237,7 +241,8 @@ def segments_kernel(
 ):
     """table[slot, lane] = sum of the slot's segment, added to what the table holds with KEEP.
 
-    ``dense`` (count, outer x inner lanes) and ``table`` (slots, outer x inner), of any strides; ``keys`` and ``order``
+    ``dense`` (count, outer x inner lanes, or ``span`` from one contribution to the next) and ``table`` (slots, outer x
+    inner), of any strides; ``keys`` and ``order``
     (count,) i32; ``starts`` (slots + 1,) i32; ``partials`` (windows, outer * inner) in COMPUTE. A program takes COLS
     inner lanes of ROWS items: slots, whose segments ``starts`` bounds; or, if ``starts`` is None, sorted positions, and
     the position that starts a segment sums it. With KEEP slots without contributions are not written.
@@ -271,18 +276,20 @@ def segments_kernel(
     if tl.max(owned.to(tl.int32), axis=0) > 0:
         outer_row = pid // (col_blocks * item_blocks)
         col = pid % col_blocks * COLS + tl.arange(0, COLS)
-        live = owned[:, None] & (col < inner)[None, :]
+        step = inner if span is None else span
+        live = owned[:, None] & (col < step)[None, :]
+        kept = owned[:, None] & (col < inner)[None, :]
         lane = walk(col, 1, inner_sizes, inner_dense, FLAT, OFFSET)
-        lane += walk(outer_row, count.to(OFFSET) * inner, outer_sizes, outer_dense, FLAT, OFFSET)
+        lane += walk(outer_row, count.to(OFFSET) * step, outer_sizes, outer_dense, FLAT, OFFSET)
         to = walk(col, 1, inner_sizes, inner_table, FLAT, OFFSET)
         to += walk(outer_row, slots.to(OFFSET) * inner, outer_sizes, outer_table, FLAT, OFFSET)
         own = table + (walk(slot, inner, slot_sizes, slot_strides, FLAT, OFFSET)[:, None] + to[None, :])
         if KEEP:
-            held = tl.load(own, mask=live, other=0)
+            held = tl.load(own, mask=kept, other=0)
         acc = tl.zeros((ROWS, COLS), COMPUTE)
         split = tl.minimum(last, first + CHUNK)
         acc = add_contributions(
-            acc, dense + lane[None, :], order, first, split, live, alpha, inner,
+            acc, dense + lane[None, :], order, first, split, live, alpha, step,
             step_sizes, step_dense, FLAT, OFFSET, UNROLL,
         )  # fmt: skip
         if partials is not None:
@@ -293,12 +300,12 @@ def segments_kernel(
                 lanes = outer.to(tl.int64) * inner
                 sums = partials + (outer_row.to(tl.int64) * inner + col)[None, :]
                 grouped = tl.minimum(chunks, CHUNK)
-                acc = add_partials(acc, sums, lanes, row, first * 0 + 1, grouped, 1, live, UNROLL)
+                acc = add_partials(acc, sums, lanes, row, first * 0 + 1, grouped, 1, kept, UNROLL)
                 if longest > CHUNK:
-                    acc = add_partials(acc, sums, lanes, row, first * 0 + CHUNK, chunks, CHUNK, live, UNROLL)
+                    acc = add_partials(acc, sums, lanes, row, first * 0 + CHUNK, chunks, CHUNK, kept, UNROLL)
         if KEEP:
             acc += held.to(COMPUTE)
-        tl.store(own, acc.to(table.dtype.element_ty), mask=live)
+        tl.store(own, acc.to(table.dtype.element_ty), mask=kept)
 
 
 @jit
@@ -313,6 +320,7 @@ def wide_kernel(
     slots,
     outer,
     inner,
+    span,
     KEEP: tl.constexpr,
     OFFSET: tl.constexpr,
     COMPUTE: tl.constexpr,
@@ -334,8 +342,10 @@ def wide_kernel(
     base = (pid // col_blocks) % blocks * LOOP
     outer_row = pid // (col_blocks * blocks)
     col = pid % col_blocks * COLS + tl.arange(0, COLS)
-    live = col < inner
-    dense += outer_row.to(OFFSET) * count * inner
+    step = inner if span is None else span
+    live = col < step
+    kept = col < inner
+    dense += outer_row.to(OFFSET) * count * step
     table += outer_row.to(OFFSET) * slots * inner
     first = tl.load(starts + base)
     last = tl.load(starts + base + 1)
@@ -349,22 +359,22 @@ def wide_kernel(
         if slot < slots:
             own = table + (slot.to(OFFSET) * inner + col)
             if KEEP:
-                owned = live & (first < last)
+                owned = kept & (first < last)
                 held = tl.load(own, mask=owned, other=0)
             else:
-                owned = live
+                owned = kept
             # Both loads are issued before either value is added.
-            x = tl.load(dense + (one.to(OFFSET) * inner + col), mask=live & (first < last), other=0)
-            y = tl.load(dense + (two.to(OFFSET) * inner + col), mask=live & (first + 1 < last), other=0)
+            x = tl.load(dense + (one.to(OFFSET) * step + col), mask=live & (first < last), other=0)
+            y = tl.load(dense + (two.to(OFFSET) * step + col), mask=live & (first + 1 < last), other=0)
             acc = tl.zeros((COLS,), COMPUTE)
             acc = tl.where(first < last, add_scaled(acc, x, alpha), acc)
             acc = tl.where(first + 1 < last, add_scaled(acc, y, alpha), acc)
             split = tl.minimum(last, first + CHUNK)
-            for step in range(first + 2, split, UNROLL):
+            for done in range(first + 2, split, UNROLL):
                 for u in tl.static_range(UNROLL):
-                    valid = step + u < split
-                    position = tl.load(order + step + u, mask=valid, other=0)
-                    z = tl.load(dense + (position.to(OFFSET) * inner + col), mask=live & valid, other=0)
+                    valid = done + u < split
+                    position = tl.load(order + done + u, mask=valid, other=0)
+                    z = tl.load(dense + (position.to(OFFSET) * step + col), mask=live & valid, other=0)
                     acc = tl.where(valid, add_scaled(acc, z, alpha), acc)
             if partials is not None:
                 if last - first > CHUNK:
@@ -375,10 +385,10 @@ def wide_kernel(
                     for k in range(1, grouped, UNROLL):
                         for u in tl.static_range(UNROLL):
                             valid = k + u < grouped
-                            part = tl.load(sums + (k + u) * lanes + col, mask=live & valid, other=0)
+                            part = tl.load(sums + (k + u) * lanes + col, mask=kept & valid, other=0)
                             acc = tl.where(valid, acc + part, acc)
                     for k in range(CHUNK, chunks, CHUNK):
-                        acc += tl.load(sums + k * lanes + col, mask=live, other=0)
+                        acc += tl.load(sums + k * lanes + col, mask=kept, other=0)
             if KEEP:
                 acc += held.to(COMPUTE)
             tl.store(own, acc.to(table.dtype.element_ty), mask=owned)

@@ -2,7 +2,8 @@
 
 The indices are sorted in the workspace; then each slot of the table adds its contributions in ascending order, in f32
 for half types, and writes once. Contributions are read once and sums written once, and no two programs contend for an
-element of the table. The sort depends on the indices alone: it can be prepared once for many runs.
+element of the table. The sort depends on the indices alone: it can be prepared once for many runs. Contributions that
+lie across the contiguous axis of memory are copied first (``turned``).
 
 In ``bench/results/determinism-nvidia-h200.csv`` it is faster than atomics on large problems with one index per slice,
 unless the indices are distinct or sorted.
@@ -17,10 +18,10 @@ from triplan.backends.table import Preparation
 from triplan.backends.triton.common.card import BYTES_PER_US, L2_BYTES_PER_US, LAUNCH_US, SECTOR
 from triplan.backends.triton.common.fill import fill_launch, fold_launch
 from triplan.backends.triton.common.offsets import I32_LIMIT
-from triplan.backends.triton.indexing import segments
+from triplan.backends.triton.indexing import segments, turned
 from triplan.backends.triton.indexing.geometry import Geometry, geometry
 from triplan.backends.triton.indexing.registration import ADDED, SUMS, entry
-from triplan.backends.triton.indexing.sorting import Sorted, buffers, sort_launches, sorted_view
+from triplan.backends.triton.indexing.sorting import Sorted, buffers, sort_launches, sorted_view, summed_view
 from triplan.backends.triton.indexing.sums import first_launches
 from triplan.backends.triton.indexing.traversals import status_launches
 from triplan.descriptors.fields import NO_BAD_INDEX
@@ -41,9 +42,6 @@ ELEMENT_US = 4e-5
 AGAIN_US = 6e-6
 #: Time relative to packed operands. This and AGAIN_US: fitted to ``bench anywhere indexing --seed 1`` on an H200.
 WALKED = 2.5
-#: The same where a contribution lies across the contiguous axis, so that each element is in a sector of its own. From
-#: 1.2 GB of f32 in ``bench anywhere indexing --seed 3`` on an H200.
-ACROSS = 6.5
 #: Fitted: microseconds per slot in the same case.
 SLOT_US = 2e-5
 #: Fitted: microseconds per contribution of sums of single elements, where programs are launched for contributions.
@@ -63,11 +61,12 @@ def rank(desc: IndexingDescriptor, target: Target) -> float:
         return LAUNCH_US
     sort = s.passes * (PASS_US + PASS_KEY_US * s.count) if s.radix else LAUNCH_US + RANK_US * s.count
     sort += STARTS_US if s.by_slot else 0.0
-    return sort + LAUNCH_US * len(segments.sum_launches(desc)) + _sum_us(s)
+    copy = turned.copy_us(s.g) - LAUNCH_US if turned.copied(s.g) else 0.0
+    return sort + LAUNCH_US * len(segments.sum_launches(desc)) + copy + _sum_us(summed_view(desc))
 
 
 def _sum_us(s: Sorted) -> float:
-    walked = 1.0 if s.g.packed else ACROSS if _lies_across(s.g) else WALKED
+    walked = 1.0 if s.g.packed else turned.ACROSS if turned.lies_across(s.g) else WALKED
     if s.inner > 1:
         written = 2 * min(s.slots, s.count) if s.g.keeps else s.slots
         row = max(s.inner * s.g.dense.element.itemsize, SECTOR)
@@ -84,12 +83,6 @@ def _repeats(g: Geometry) -> bool:
     """Whether all contributions to a table are one row in memory, which caches keep."""
     axes = [g.dense_axes[d] for d in g.loop if g.sizes[d] > 1]
     return bool(axes) and all(axis in g.dense.layout.zero_axes for axis in axes)
-
-
-def _lies_across(g: Geometry) -> bool:
-    """Whether contributions to one element, not those to its neighbours, are adjacent in memory."""
-    unit = g.dense.layout.unit_axis
-    return unit is not None and any(g.dense_axes[d] == unit and g.sizes[d] > 1 for d in g.loop)
 
 
 def workspace(desc: IndexingDescriptor, target: Target) -> int:

@@ -5,11 +5,11 @@ Contributions, keys and slots are those of ``Sorted``; ``sorting_kernels`` says 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, Scratch
 from triplan.backends.triton.common.offsets import padded_bytes
-from triplan.backends.triton.indexing import sorting_kernels as kernels
+from triplan.backends.triton.indexing import sorting_kernels as kernels, turned
 from triplan.backends.triton.indexing.arguments import Walk, axis_arguments, padding, policy, status
 from triplan.backends.triton.indexing.geometry import Geometry, geometry
 from triplan.descriptors import packed_strides
@@ -60,6 +60,7 @@ class Sorted:
         count: contributions.
         slots: the number of different keys; the key of a dropped contribution is ``slots``.
         outer, inner: lanes before and behind the dimensions along which contributions are numbered.
+        span: elements from one contribution to the next, where they are packed.
         steps: those dimensions.
         before, behind: the dimensions of ``outer`` and of ``inner``.
         slot_axes: the table's axes that a key numbers.
@@ -70,6 +71,7 @@ class Sorted:
     slots: int
     outer: int
     inner: int
+    span: int
     steps: Walk
     before: Walk
     behind: Walk
@@ -116,14 +118,24 @@ class Sorted:
 @fact
 def sorted_view(desc: IndexingDescriptor) -> Sorted:
     """How the contributions of ``desc`` are sorted."""
-    g = geometry(desc).sliced
+    return _view(geometry(desc).sliced)
+
+
+@fact
+def summed_view(desc: IndexingDescriptor) -> Sorted:
+    """How they are summed: on a packed copy, where ``turned`` makes one."""
+    s = sorted_view(desc)
+    return replace(_view(turned.on_copy(s.g)), span=turned.span(s.g)) if turned.copied(s.g) else s
+
+
+def _view(g: Geometry) -> Sorted:
     outer, count, inner = g.fold
     dims = range(len(g.sizes))
     if g.full:
         axes = tuple(range(len(g.table.shape)))
-        return Sorted(g, g.numel, g.table.numel, 1, 1, Walk(g, dims), Walk(g, []), Walk(g, []), axes)
+        return Sorted(g, g.numel, g.table.numel, 1, 1, 1, Walk(g, dims), Walk(g, []), Walk(g, []), axes)
     before, behind = Walk(g, dims[: g.loop[0]]), Walk(g, dims[g.loop[-1] + 1 :])
-    return Sorted(g, count, g.slots, outer, inner, Walk(g, g.loop), before, behind, g.indexed)
+    return Sorted(g, count, g.slots, outer, inner, inner, Walk(g, g.loop), before, behind, g.indexed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +147,7 @@ class Buffers:
         counts, totals: occurrences of each digit, by tile and in total.
         starts: the first sorted position of each slot, and the end.
         partials: sums of chunks.
+        copy: a packed copy of the contributions; empty, where they are read as they lie.
         status: the lowest bad position that a stored sort found.
         nbytes: bytes of the workspace.
         stored_nbytes: bytes of prepared indices.
@@ -146,6 +159,7 @@ class Buffers:
     totals: Scratch
     starts: Scratch
     partials: Scratch
+    copy: Scratch
     status: Scratch | None
     nbytes: int
     stored_nbytes: int
@@ -174,10 +188,11 @@ def buffers(desc: IndexingDescriptor, stored: bool = False) -> Buffers:
     counts, totals = take(tiles * digits), take(digits)
     starts = take(s.slots + 1 if s.by_slot else 0, kept=True)
     partials = take(-(-s.count // CHUNK) * s.lanes if s.count > CHUNK else 0, desc.element.compute)
+    copy = take(s.outer * s.count * summed_view(desc).span if turned.copied(s.g) else 0, desc.element)
     bad = take(1, ElementKind.I64, kept=True) if stored and desc.out_of_bounds == "error" else None
     (keys, order), (other_keys, other_order) = pairs
     return Buffers(
-        (keys, other_keys), (order, other_order), counts, totals, starts, partials, bad, sizes[False], sizes[True]
+        (keys, other_keys), (order, other_order), counts, totals, starts, partials, copy, bad, *sizes.values()
     )
 
 

@@ -147,7 +147,7 @@ def elements_launch(
             **policy(desc, g),
             **constexprs,
             "POINT_TYPE": tl.int64 if wide else tl.int32,
-            "DENSE_FLAT": g.dense.layout.packed,
+            "DENSE_FLAT": g.dense.layout.packed and g.dense.numel == g.numel,
             "INDEX_FLAT": g.index.layout.packed and None not in g.index_axes,
             "SPREAD": spread,
             "BLOCK": block,

@@ -17,6 +17,8 @@ BLOCK = 2048
 MOST_TAKEN = 1024
 #: Elements that are ranked at a time, by comparison with so many others at a time. Untuned.
 OWN, OTHERS = 32, 128
+#: Registers of a thread that ranks nothing, at most. Left alone, ptxas takes 64 for 8 bytes, and spills two.
+REGISTERS = 80
 # Fitted to ``bench anywhere sorting``, seeds 1 (H100) and 2 (H200):
 #: Microseconds that a pass takes alone: it waits for reads, sums and a scan.
 PASS_US = 1.3
@@ -61,7 +63,8 @@ def kthvalue(desc: KthValueDescriptor, target: Target) -> list[Launch]:
         "n": Int(desc.n, divisibility=power_of_two_in(desc.n)),
         "k": Int(desc.k),
     }
-    return [Launch(kernels.kth_kernel, desc.rows, args, {**key_constants(desc), "BLOCK": block}, num_warps=warps)]
+    constants = {**key_constants(desc), "BLOCK": block}
+    return [Launch(kernels.kth_kernel, desc.rows, args, constants, num_warps=warps, max_registers=REGISTERS)]
 
 
 def workspace(desc: TopKDescriptor, target: Target) -> int:

@@ -1,7 +1,7 @@
 """The k-th element of each row in order, or the first k: entry ``looped``. A program reads its row once for each digit.
 
-The digits of the k-th key are found from the highest on: each pass counts those of the keys that agree so far. Counts
-are of integers, so that nothing depends on their order.
+The digits of the k-th key are found from the highest on: each pass counts those of the keys that agree so far, until
+these digits say which elements are wanted. Counts are of integers, so that nothing depends on their order.
 """
 
 # mypy: ignore-errors
@@ -24,25 +24,36 @@ def kth_key(
     INFINITY: tl.constexpr,
     DESCENDING: tl.constexpr,
     BLOCK: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):
-    """(the ``k``-th smallest key of the row at ``at``, which of the equal keys it is), both from 1 on."""
+    """(The highest bits of the ``k``-th smallest key of the row at ``at``, how many bits are below them, which of the
+    keys with these bits it is): k and the last from 1 on.
+
+    Digits are added until one key has these bits; or with WHOLE until no key that has them comes behind the k-th.
+    """
     digits = tl.arange(0, DIGITS)
     found = tl.full((), 0, tl.int64 if BITS == 64 else tl.int32)
     left = k
-    for step in range(BITS // 8):
-        shift = BITS - 8 - 8 * step
+    shift = tl.full((), BITS, tl.int32)
+    unknown = shift
+    while unknown > 0:
+        shift = unknown - 8
         count = tl.zeros((DIGITS,), tl.int32)
         for start in range(0, n, BLOCK):
             col = start + tl.arange(0, BLOCK)
             key = load_keys(at, stride, col, col < n, BITS, INFINITY, DESCENDING)
-            agrees = (step == 0) | (((key >> shift) >> 8) == found)
-            count += tl.histogram(digit_of(key, shift, BITS), DIGITS, mask=agrees & (col < n))
+            agrees = (col < n) & ((shift == BITS - 8) | (((key >> shift) >> 8) == found))
+            # After a few digits most blocks have no such key; a histogram takes about 100 instructions for each key.
+            if tl.max(agrees.to(tl.int32), 0) > 0:
+                count += tl.histogram(digit_of(key, shift, BITS), DIGITS, mask=agrees)
         upto = tl.cumsum(count, 0)
         digit = tl.sum((upto < left).to(tl.int32), 0)
         left -= tl.sum(tl.where(digits < digit, count, 0), 0)
         # (The highest digit is signed.)
-        found = tl.where(step == 0, digit - 128, found * 256 + digit).to(found.dtype)
-    return found, left
+        found = tl.where(shift == BITS - 8, digit - 128, found * 256 + digit).to(found.dtype)
+        alike = tl.sum(tl.where(digits == digit, count, 0), 0)
+        unknown = tl.where(alike == (left if WHOLE else 1), 0, shift)
+    return found, shift, left
 
 
 @jit
@@ -65,15 +76,18 @@ def kth_kernel(
     """
     row = tl.program_id(0).to(tl.int64)
     at = x + row * x_strides[0]
-    wanted, which = kth_key(at, x_strides[1], n, k, BITS, INFINITY, False, BLOCK)
+    wanted, shift, which = kth_key(at, x_strides[1], n, k, BITS, INFINITY, False, BLOCK, False)
     before = tl.full((), 0, tl.int32)
     place = tl.zeros((BLOCK,), tl.int32)
     for start in range(0, n, BLOCK):
         col = start + tl.arange(0, BLOCK)
-        is_equal = (load_keys(at, x_strides[1], col, col < n, BITS, INFINITY, False) == wanted) & (col < n)
-        number = before + tl.cumsum(is_equal.to(tl.int32), 0)
-        place += tl.where(is_equal & (number == which), col, 0)
-        before += tl.sum(is_equal.to(tl.int32), 0)
+        key = load_keys(at, x_strides[1], col, col < n, BITS, INFINITY, False)
+        is_equal = ((key >> shift) == wanted) & (col < n)
+        equal = tl.sum(is_equal.to(tl.int32), 0)
+        if equal > 0:
+            number = before + tl.cumsum(is_equal.to(tl.int32), 0)
+            place += tl.where(is_equal & (number == which), col, 0)
+            before += equal
     index = tl.sum(place, 0)
     tl.store(values + row * values_strides[0], tl.load(at + axis_offset(index, x_strides[1])))
     tl.store(indices + row * indices_strides[0], index.to(tl.int64))
@@ -108,20 +122,22 @@ def topk_kernel(
     at = x + row * x_strides[0]
     keys += row * k
     places += row * k
-    wanted, which = kth_key(at, x_strides[1], n, k, BITS, INFINITY, DESCENDING, BLOCK)
+    wanted, shift, which = kth_key(at, x_strides[1], n, k, BITS, INFINITY, DESCENDING, BLOCK, True)
     equal = tl.full((), 0, tl.int32)
     taken = tl.full((), 0, tl.int32)
     for start in range(0, n, BLOCK):
         col = start + tl.arange(0, BLOCK)
         key = load_keys(at, x_strides[1], col, col < n, BITS, INFINITY, DESCENDING)
-        is_equal = ((key == wanted) & (col < n)).to(tl.int32)
-        number = equal + tl.cumsum(is_equal, 0)
-        is_taken = ((key < wanted) & (col < n)) | ((is_equal != 0) & (number <= which))
-        to = taken + tl.cumsum(is_taken.to(tl.int32), 0) - 1
-        tl.store(keys + to, key, mask=is_taken)
-        tl.store(places + to, col, mask=is_taken)
-        equal += tl.sum(is_equal, 0)
-        taken += tl.sum(is_taken.to(tl.int32), 0)
+        is_equal = (((key >> shift) == wanted) & (col < n)).to(tl.int32)
+        is_before = ((key >> shift) < wanted) & (col < n)
+        if tl.max(is_equal | is_before.to(tl.int32), 0) > 0:
+            number = equal + tl.cumsum(is_equal, 0)
+            is_taken = is_before | ((is_equal != 0) & (number <= which))
+            to = taken + tl.cumsum(is_taken.to(tl.int32), 0) - 1
+            tl.store(keys + to, key, mask=is_taken)
+            tl.store(places + to, col, mask=is_taken)
+            equal += tl.sum(is_equal, 0)
+            taken += tl.sum(is_taken.to(tl.int32), 0)
     tl.debug_barrier()  # threads read what other threads of the program have written
     for start in range(0, k, OWN):
         i = start + tl.arange(0, OWN)

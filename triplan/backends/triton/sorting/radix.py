@@ -58,10 +58,12 @@ def supports(desc: Sorted, target: Target) -> Support:
 
 
 def rank(desc: Sorted, target: Target) -> float:
-    """Each pass reads the elements twice, and moves them with their positions. Untuned."""
-    numel = desc.rows * tiles_of(desc) * tile_of(desc)
+    """Each pass reads the elements twice, and moves them with their positions; a tile is sorted by one multiprocessor.
+    Untuned."""
+    tiles = desc.rows * tiles_of(desc)
+    numel = tiles * tile_of(desc)
     moved = numel * (3 * desc.element.itemsize + 12) / BYTES_PER_US
-    sorts = numel / (target.sm_count * SM_SORTED_PER_US)
+    sorts = max(tiles / target.sm_count, 1.0) * tile_of(desc) / SM_SORTED_PER_US
     return passes_of(desc) * (3 * LAUNCH_US + moved + sorts)
 
 
