@@ -34,6 +34,7 @@ def copied(op: str) -> Iterator[tp.Descriptor]:
     columns = {o.name: tp.Layout.strided(unit_axis=2) for o in base.operands() if len(o.shape) == 4}
     for element in ("bf16", "f16"):
         yield base.replace(head_dim=47, element=element)
+        yield base.replace(head_dim=190, element=element)
         yield base.replace(causal=False, element=element, layouts=columns | {"lse": "strided", "q": "strided"})
 
 

@@ -145,7 +145,7 @@ def examples(cls: type[Descriptor], **fixed: Any) -> Iterator[Descriptor]:
             elif cls.category is OpCategory.GEMM:
                 yield from (found.replace(n=1), found.replace(k=1), found.replace(n=INNER + 1), _by_columns(found))
             elif cls.category is OpCategory.ATTENTION:
-                yield from (found.replace(head_dim=INNER + 1), found.replace(head_dim=3 * INNER))
+                yield from (found.replace(head_dim=n) for n in (INNER + 1, 3 * INNER, 3 * INNER + 1))
         except InvalidProblem:
             continue
 
