@@ -41,10 +41,11 @@ def plans_of_samples(op: str, entry: str, target: tp.Target) -> Iterator[tp.Plan
             bare = bare.replace(layouts={first: tp.Layout.strided(unit_axis=0)})
         elif entry == "gemv":
             bare = desc.replace(n=1)
+        elif op.startswith("attention") and entry.endswith("_wide"):
+            width = 136 if entry == "wgmma_wide" else 133
+            bare = desc.replace(head_dim=width, value_dim=8, heads=64, key_heads=64, keys=2)
         elif op.startswith("attention") and entry.startswith("realigned"):
             bare = desc.replace(head_dim=33)
-        elif entry == "wgmma_wide":
-            bare = desc.replace(head_dim=136, value_dim=8, heads=64, key_heads=64, keys=2)
         elif entry == "realigned":
             bare = desc.replace(n=129, reads_c0=False, saves_pre=False)
         elif entry == "repacked":

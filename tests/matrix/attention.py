@@ -18,7 +18,7 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
     base = cls(**SIZES, head_dim=128, element="bf16")
     yield from (base, base.replace(head_dim=64), base.replace(head_dim=256, element="f16"))
     precise = base.replace(element="f32", math="tf32x3")
-    yield from (precise, precise.replace(head_dim=64), precise.replace(dropout=True))
+    yield from (precise, precise.replace(head_dim=64), precise.replace(dropout=True), precise.replace(head_dim=32))
     packed = base.replace(batch=1, sequences=64, slopes=True, **({"sink": True} if op == "attention" else {}))
     yield from (base.replace(head_dim=192, value_dim=128), packed)
     yield base.replace(dropout=True)
@@ -34,6 +34,7 @@ def copied(op: str) -> Iterator[tp.Descriptor]:
     columns = {o.name: tp.Layout.strided(unit_axis=2) for o in base.operands() if len(o.shape) == 4}
     for element in ("bf16", "f16"):
         yield base.replace(head_dim=47, element=element)
+        yield base.replace(head_dim=190, element=element)
         yield base.replace(causal=False, element=element, layouts=columns | {"lse": "strided", "q": "strided"})
 
 
@@ -42,7 +43,7 @@ def asks(desc: Any, entry: str, name: str) -> Patterns:
         return (), ()
     if entry.startswith(HOPPER):
         return (r"wgmma\.mma_async", r"cp\.async\.bulk\.tensor"), ()
-    return ((r"wgmma\.mma_async|mma\.sync",) if desc.element.itemsize == 2 else (), ())
+    return ((r"wgmma\.mma_async|mma\.sync",) if desc.element != "f64" else (), ())
 
 
 @compiles("attention", "attention_backward")

@@ -147,7 +147,7 @@ def examples(cls: type[Descriptor], **fixed: Any) -> Iterator[Descriptor]:
                 if getattr(found, "element", None) is ElementKind.F32:
                     yield _by_columns(found, 0).replace(math="tf32")
             elif cls.category is OpCategory.ATTENTION:
-                yield from (found.replace(head_dim=INNER + 1), found.replace(head_dim=3 * INNER))
+                yield from (found.replace(head_dim=n) for n in (INNER + 1, 3 * INNER, 3 * INNER + 1))
         except InvalidProblem:
             continue
 

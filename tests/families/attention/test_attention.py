@@ -180,6 +180,21 @@ def test_infinities_and_nan_stay_in_their_rows(where: str, kernel: str | None) -
     assert got["lse"][0, 0, 2] == -torch.inf
 
 
+@pytest.mark.parametrize("math", [None, "tf32x3"])
+@pytest.mark.parametrize(("where", "kernel"), PLACES)
+def test_f32_factors_keep_all_their_bits(where: str, kernel: str | None, math: str | None) -> None:
+    """Of one key, the result is its value, and lse its score: products with 1, which need all three parts."""
+    desc = build("attention", batch=1, heads=2, key_heads=2, queries=1, keys=1, head_dim=160, math=math)
+    values = {name: torch.randn(1, 1, 2, 160, generator=torch.Generator().manual_seed(0)) for name in ("k", "v")}
+    values["q"] = torch.zeros(1, 1, 2, 160)
+    values["q"][..., 150] = values["k"][..., 1, 150] = 1.0
+    values["q"][..., 1, 150] = score = 1 / 3
+    got = run(required(desc, kernel, target(where)), values | {"scale": 1.0})
+    assert torch.equal(got["out"], values["v"])
+    torch.testing.assert_close(got["lse"][0, 0], values["k"][0, :, 0, 150], rtol=2**-21, atol=0.0)
+    torch.testing.assert_close(got["lse"][0, 1], torch.tensor([score]), rtol=2**-21, atol=0.0)
+
+
 @pytest.mark.parametrize(("where", "kernel"), PLACES)
 def test_steep_scores_do_not_overflow(where: str, kernel: str | None) -> None:
     """Of thousands, growing and falling along the keys: exponentials of what a running maximum has left behind."""
@@ -329,10 +344,3 @@ def test_what_the_backward_of_wide_heads_refuses(fields: dict[str, Any], message
 def test_what_kernels_refuse(kernel: str, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(tp.Unsupported, match=message):
         required(build("attention", **fields), kernel, H200)
-
-
-def test_narrow_gradients_by_fmas_have_one_warp() -> None:
-    for width, values, element, warps in ((24, 32, "f32", 1), (24, 33, "f32", 4), (24, 32, "f64", 4)):
-        desc = build("attention_backward", element, head_dim=width, value_dim=values)
-        assert {x.num_warps for x in required(desc, "tiles", H200).launches} == {warps}
-        assert {x.num_warps for x in required(desc, "tiles", tp.Target.preset("a100")).launches} == {4}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from cases import H200
+from cases.attention import fill_rows
 from cases.gluon import emulate
 
 import triplan as tp
@@ -73,15 +73,6 @@ def forward_agrees(x: dict[str, Any], **options: Any) -> None:
         emulate(launch, x, torch.empty(0, dtype=torch.uint8))
     for name, w in wanted(desc, forward).items():
         assert agrees(x[name], w), name
-
-
-def fill_rows(x: dict[str, Any], workspace: torch.Tensor, rounded: int) -> None:
-    """What ``attention_rows_kernel`` computes: sum(dout * out) and lse / ln(2) of each row of a padded head."""
-    delta, lse2 = workspace.view(torch.float32).view(2, -1, rounded)
-    queries = x["q"].shape[1]
-    delta.zero_()[:, :queries] = (x["dout"].float() * x["out"].float()).sum(-1).mT.reshape(-1, queries)
-    lse = x["lse"].reshape(-1, queries)
-    lse2.fill_(torch.inf)[:, :queries] = torch.where(lse == -torch.inf, torch.inf, lse / math.log(2))
 
 
 def backward_agrees(x: dict[str, Any], kernel: Any, **options: Any) -> None:

@@ -49,7 +49,7 @@ def attention(
     score (ALiBi). ``sink`` (heads,) is one more score of each query, of a key of value 0. A query that sees no key
     gives 0, and lse -inf (or the sink). With ``dropout_p``, a probability is 0 with that probability, and else divided
     by ``1 - dropout_p``, after lse; the backward draws again from the seed that ``generator`` gave. On CUDA, f32 is
-    multiplied as three products of tf32 (``math="tf32x3"`` of the descriptor).
+    multiplied by tensor cores, at least as precisely as ``math="tf32x3"`` of the descriptor says.
 
     Returns (batch, queries, heads, width of v) in q's dtype, and (batch, heads, queries) in f32 (f64 for f64), which
     has no gradient. Differentiable in q, k, v and ``sink`` any number of times, and in ``mask`` and ``slopes``, in

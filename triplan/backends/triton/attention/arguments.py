@@ -40,21 +40,23 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Queries and keys of a step, and how a program computes them."""
+    """Queries and keys of a step, how a program computes them, and columns of a head that it loads at a time."""
 
     queries: int
     keys: int
     warps: int
     stages: int
+    columns: int = MOST_WIDTH
 
 
 def arithmetic(desc: AttendingDescriptor) -> str:
-    """What multiplies: tensor cores in 16 bits (``half``), in ``tf32x3`` or ``tf32``, or ``scalar`` multiply-adds."""
+    """What multiplies: tensor cores in 16 bits (``half``), in ``tf32``, or in bf16 the ``parts`` of f32; or ``scalar``
+    multiply-adds of f64."""
     if desc.element.itemsize == 2:
         return "half"
-    if desc.multiplicands is MathPrecision.TF32X3:  # the parts of wider heads do not fit registers; FMAs are as precise
-        return "tf32x3" if padded_width(desc) <= 128 else "scalar"
-    return "tf32" if desc.multiplicands is MathPrecision.TF32 else "scalar"
+    if desc.element is ElementKind.F64:
+        return "scalar"
+    return "tf32" if desc.multiplicands is MathPrecision.TF32 else "parts"
 
 
 def padded_width(desc: AttendingDescriptor) -> int:
@@ -72,7 +74,7 @@ class Choice:
 
     With dropout, the words of Philox take registers: usual tiles have 8 warps then. sm80 has no wgmma, which reads
     factors from shared memory, and less of that. ``usual`` may name tiles of width 32 too: for heads of up to 32 f32
-    elements that FMAs multiply, but not on sm80, where these tiles would spill.
+    elements, but not on sm80, where these tiles would spill.
     """
 
     usual: Tiles
@@ -85,8 +87,8 @@ class Choice:
             return self.dropout.get(known) or tuple(replace(tile, warps=8) for tile in self.usual[known])
         if target is not None and target.arch is ArchSku.SM80:
             return self.sm80.get(known, self.usual[known])
-        if known == ("scalar", 64) and desc.element is ElementKind.F32 and max(desc.head_dim, desc.values) <= 32:
-            return self.usual.get(("scalar", 32), self.usual[known])
+        if known == ("parts", 64) and max(desc.head_dim, desc.values) <= 32:
+            return self.usual.get(("parts", 32), self.usual[known])
         return self.usual[known]
 
 
@@ -148,19 +150,24 @@ def arguments(desc: AttendingDescriptor, kernel: Any) -> dict[str, Arg]:
 def constants(desc: AttendingDescriptor, tile: Tile) -> dict[str, object]:
     """The constexprs that the kernels share."""
     compute = desc.element.compute
+
+    def block(width: int) -> int:
+        return min(max(ceil_power(width), 16), tile.columns)
+
     return {
         "HEAD": desc.head_dim,
         "VALUE": desc.values,
         "BLOCK_Q": tile.queries,
         "BLOCK_K": tile.keys,
-        "BLOCK_D": max(ceil_power(desc.head_dim), 16),
-        "BLOCK_V": max(ceil_power(desc.values), 16),
+        "BLOCK_D": block(desc.head_dim),
+        "BLOCK_V": block(desc.values),
         "CAPPED": desc.softcap > 0,
         "MASK": None if desc.mask is None else "bool" if desc.mask is ElementKind.BOOL else "float",
         "LEFT": desc.window_left is not None,
         "RIGHT": desc.right is not None,
         "PACKED": None if desc.sequences is None else desc.align,
         "UNIT": 1.0 if compute is ElementKind.F64 else LOG2_E,
+        "PARTS": 3 if arithmetic(desc) == "parts" else 1,
         "PRECISION": kind if (kind := arithmetic(desc)).startswith("tf32") else "ieee",
         "ACC": TL[compute],
     }

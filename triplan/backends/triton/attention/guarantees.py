@@ -8,9 +8,10 @@ score is relative to
 
 Tensor cores truncate: each addend is off by 2u, not by u (see gemm's tolerance).
 
-- A score is off by at most ``of_scores * E``. This counts D products and D/4 sums (three times as many of tf32x3), the
-  truncation of both factors to tf32 or to its two parts, and the roundings of scale, softcap, mask and the exponent,
-  which is a difference of two numbers of at most 2E.
+- A score is off by at most ``of_scores * E``. This counts D products and D/4 sums, the truncation of both factors to
+  tf32, and the roundings of scale, softcap, mask and the exponent, which is a difference of two numbers of at most 2E.
+  Of f32 factors in parts it counts the products that are omitted. The five small products are below 2**-7 of the large
+  one, and so are their errors; D/16 sums of 16 products, not D/4, leave more room than that.
 - So p has a relative error of twice that, because the sum of exponentials has an error as well. Where a running maximum
   rescales the accumulators, the sum and the results get the same factor; its rounding is counted in ``of_terms``.
 - A result is a sum of n terms p * v. It is off by ``of_terms * sum(p * |v|)``, which counts e, the n products and sums,
@@ -39,6 +40,9 @@ from triplan.descriptors.attention import AttendingDescriptor
 from triplan.sku import ElementKind, MathPrecision, PrecisionGuarantee
 from triplan.sku.facts import fact
 
+#: Products of parts of f32 factors that are omitted, relative to the factors' product: a second part is at most 2**-8
+#: of the number, a third one 2**-17.
+PARTS_OMITTED = 2.0**-24 + 2.0**-33
 #: Roundings of scale, softcap, mask and exponent.
 SCORE_ROUNDINGS = 16
 #: Roundings of an exponential, the normalisation, and the other steps of a term.
@@ -70,16 +74,17 @@ def errors(desc: AttendingDescriptor, output: str) -> Errors:
     """The constants for ``output``: a sum over keys (``out``, ``lse``, ``dq``) or over queries (``dk``, ``dv``)."""
     compute = desc.element.compute
     u, narrow = compute.unit_roundoff, bounds.narrowing(desc.element, compute)
-    x3 = desc.multiplicands is MathPrecision.TF32X3
-    products, parts = (3, 1 + bounds.TF32X3_PARTS) if x3 else (1, 1.0)
-    factors = 2 * bounds.TRUNCATION.get(desc.multiplicands, 0.0) * 1.001 + (bounds.TF32X3_OMITTED if x3 else 0.0)
+    factors = 0.0
+    if compute is ElementKind.F32 and desc.element is compute:
+        tf32 = desc.multiplicands is MathPrecision.TF32
+        factors = 2 * bounds.TRUNCATION[MathPrecision.TF32] * 1.001 if tf32 else PARTS_OMITTED
     n = desc.queries * desc.group if output in ("dk", "dv") else desc.keys
     if isinstance(desc, AttentionBackwardDescriptor):
         n += desc.values
-    rounded = 1.25 * desc.head_dim * products + SCORE_ROUNDINGS
-    scores = parts * bounds.compounded(rounded * math.log1p(2 * u)) + factors
+    rounded = 1.25 * desc.head_dim + SCORE_ROUNDINGS
+    scores = bounds.compounded(rounded * math.log1p(2 * u)) + factors
     once = TERM_ROUNDINGS + (DROPOUT_ROUNDINGS if desc.dropout else 0)
-    terms = parts * bounds.compounded(((PER_PRODUCT * products + PER_KEY) * n + once) * u)
+    terms = bounds.compounded(((PER_PRODUCT + PER_KEY) * n + once) * u)
     share = 1.0
     if output != "lse":  # lse: no exponential is rounded to be multiplied
         terms += factors

@@ -36,30 +36,41 @@ def head_pointer(pointer, strides, batch, head):
 
 
 @jit
-def load_tile(pointer, strides, row, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """Load rows ``row`` (n,) of a head as (n, BLOCK), or (BLOCK, n) if TRANSPOSED; 0 beyond ``rows`` and WIDTH."""
-    column = tl.arange(0, BLOCK)
+def load_tile(
+    pointer,
+    strides,
+    row,
+    rows,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    FIRST: tl.constexpr = 0,
+):
+    """Load rows ``row`` (n,) of a head from column FIRST on as (n, BLOCK), or (BLOCK, n) if TRANSPOSED; 0 beyond
+    ``rows`` and WIDTH."""
+    column = FIRST + tl.arange(0, BLOCK)
     at = row.to(tl.int64) * strides[2]
     step = column if strides[3] is None else column.to(tl.int64) * strides[3]
     if TRANSPOSED:
         offset = at[None, :] + step[:, None]
         inside = (row < rows)[None, :]
-        if WIDTH != BLOCK:
+        if WIDTH < FIRST + BLOCK:
             inside = inside & (column < WIDTH)[:, None]
     else:
         offset = at[:, None] + step[None, :]
         inside = (row < rows)[:, None]
-        if WIDTH != BLOCK:
+        if WIDTH < FIRST + BLOCK:
             inside = inside & (column < WIDTH)[None, :]
     return tl.load(pointer + offset, mask=inside, other=0.0)
 
 
 @jit
-def store_tile(pointer, strides, row, rows, value, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Store ``value`` (n, BLOCK), rounded to the operand's element, to rows ``row`` (n,) of a head."""
-    column = tl.arange(0, BLOCK)
+def store_tile(pointer, strides, row, rows, value, WIDTH: tl.constexpr, BLOCK: tl.constexpr, FIRST: tl.constexpr = 0):
+    """Store ``value`` (n, BLOCK), rounded to the operand's element, to rows ``row`` (n,) of a head from column FIRST
+    on."""
+    column = FIRST + tl.arange(0, BLOCK)
     step = column if strides[3] is None else column.to(tl.int64) * strides[3]
-    inside = (row < rows)[:, None] if WIDTH == BLOCK else (row < rows)[:, None] & (column < WIDTH)[None, :]
+    inside = (row < rows)[:, None] if WIDTH >= FIRST + BLOCK else (row < rows)[:, None] & (column < WIDTH)[None, :]
     at = pointer + (row.to(tl.int64) * strides[2])[:, None] + step[None, :]
     tl.store(at, value.to(pointer.dtype.element_ty), mask=inside)
 

@@ -25,12 +25,12 @@ from triplan.descriptors import AttentionDescriptor
 from triplan.descriptors.attention import AttendingDescriptor
 from triplan.sku import ArchSku, Support, Target
 
-#: TFLOP/s, by kind of arithmetic and architecture: for half on sm90a about those of an H100 with 512 and 1024 queries,
-#: for tf32x3 with 2048; the others untuned.
+#: TFLOP/s, by kind of arithmetic and architecture: for half on sm90a about those of an H100 with 512 and 1024 queries;
+#: the others untuned.
 TERAFLOPS = {
     "half": {ArchSku.SM90A: 300.0, ArchSku.SM80: 130.0},
     "tf32": {ArchSku.SM90A: 150.0, ArchSku.SM80: 70.0},
-    "tf32x3": {ArchSku.SM90A: 25.0, ArchSku.SM80: 12.0},
+    "parts": {ArchSku.SM90A: 40.0, ArchSku.SM80: 15.0},
     "scalar": {ArchSku.SM90A: 9.0, ArchSku.SM80: 4.0},
 }
 #: Microseconds of one multiprocessor that a tile of queries takes besides its products; by wgmma too. From 61 and 433
@@ -49,14 +49,19 @@ TILES = Choice(
         ("tf32", 64): (Tile(64, 32, 4, 2),),
         ("tf32", 128): (Tile(64, 32, 4, 2),),
         ("tf32", 256): (Tile(32, 16, 4, 2),),
-        ("tf32x3", 64): (Tile(64, 32, 4, 1),),
-        ("tf32x3", 128): (Tile(32, 32, 4, 2),),
+        ("parts", 64): (Tile(64, 64, 4, 1, 64),),
+        ("parts", 128): (Tile(64, 32, 4, 2, 64),),
+        ("parts", 256): (Tile(16, 32, 4, 2, 64),),
         ("scalar", 64): (Tile(32, 32, 4, 1),),
         ("scalar", 128): (Tile(32, 16, 4, 1),),
         ("scalar", 256): (Tile(16, 16, 4, 1),),
     },
     dropout={("half", 128): (Tile(64, 64, 8, 3),), ("half", 256): (Tile(64, 32, 8, 3),)},
-    sm80={("half", 256): (Tile(64, 32, 8, 3),), ("tf32x3", 128): (Tile(32, 16, 4, 2),)},
+    sm80={
+        ("half", 256): (Tile(64, 32, 8, 3),),
+        ("parts", 64): (Tile(32, 32, 4, 2, 64),),
+        ("parts", 128): (Tile(32, 16, 4, 2, 64),),
+    },
 )
 
 
@@ -91,7 +96,7 @@ def numerics(desc: AttendingDescriptor, choice: Choice = TILES) -> str | None:
     widths = f"{desc.head_dim}.{desc.values}.{edge}"
     extras = "".join(f".{o.name}" for o in desc.operands() if o.name in ("slopes", "sink"))
     kind = f"{desc.element}.{desc.multiplicands}.{widths}.{edges}.{desc.softcap}.{desc.mask}{extras}"
-    return f"{desc.op}-tiles.{kind}.v3"
+    return f"{desc.op}-tiles.{kind}.v4"
 
 
 @pointers_entry(
@@ -101,7 +106,7 @@ def numerics(desc: AttendingDescriptor, choice: Choice = TILES) -> str | None:
     rank=rank,
     numerics=numerics,
     priority=1,  # after wgmma, which gives other bits
-    version=2,
+    version=3,
 )
 def tiles(desc: AttentionDescriptor, target: Target) -> list[Launch]:
     if desc.operand("lse").numel == 0:

@@ -31,11 +31,10 @@ TILES = Choice(
         ("tf32", 64): (Tile(64, 32, 4, 1), Tile(32, 64, 8, 1)),
         ("tf32", 128): (Tile(32, 16, 4, 1), Tile(32, 64, 8, 1)),
         ("tf32", 256): (Tile(16, 16, 4, 1), Tile(16, 32, 8, 1)),
-        ("tf32x3", 64): (Tile(64, 32, 4, 1), Tile(32, 128, 8, 1)),
-        ("tf32x3", 128): (Tile(16, 32, 4, 1), Tile(32, 16, 4, 1)),
-        # The lanes of a warp read rows of a tile from the same banks of shared memory, which bounds these kernels. With
-        # one warp a thread has more elements of the scores, so that each read serves more multiply-adds.
-        ("scalar", 32): (Tile(16, 16, 1, 1), Tile(16, 16, 1, 1)),
+        ("parts", 32): (Tile(64, 64, 4, 1, 32), Tile(32, 64, 4, 1, 32)),
+        ("parts", 64): (Tile(64, 32, 4, 2, 64), Tile(16, 64, 4, 1, 64)),
+        ("parts", 128): (Tile(64, 16, 4, 1, 64), Tile(32, 16, 4, 1, 32)),
+        ("parts", 256): (Tile(16, 16, 8, 1, 64), Tile(16, 16, 8, 1, 64)),
         ("scalar", 64): (Tile(16, 16, 4, 1), Tile(16, 32, 4, 1)),
         ("scalar", 128): (Tile(16, 16, 4, 1), Tile(16, 32, 4, 1)),
         ("scalar", 256): (Tile(16, 16, 4, 1), Tile(16, 16, 4, 1)),
@@ -45,13 +44,13 @@ TILES = Choice(
         ("half", 256): (Tile(64, 32, 8, 2), Tile(32, 32, 8, 1)),
         ("tf32", 64): (Tile(64, 32, 8, 1), Tile(32, 32, 8, 1)),
         ("tf32", 128): (Tile(32, 16, 8, 1), Tile(32, 32, 8, 1)),
-        ("tf32x3", 64): (Tile(32, 32, 8, 1), Tile(16, 128, 8, 1)),
+        ("parts", 64): (Tile(32, 32, 8, 1, 64), Tile(16, 128, 8, 1, 64)),
         ("scalar", 128): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
     },
     sm80={
         ("half", 256): (Tile(64, 32, 8, 2), Tile(32, 32, 8, 1)),
-        ("tf32x3", 64): (Tile(32, 32, 4, 1), Tile(16, 64, 8, 1)),
-        ("tf32x3", 128): (Tile(16, 32, 4, 1), Tile(16, 16, 4, 1)),
+        ("parts", 64): (Tile(32, 32, 4, 1, 64), Tile(16, 64, 8, 1, 64)),
+        ("parts", 128): (Tile(16, 32, 4, 1, 64), Tile(16, 16, 4, 1, 64)),
     },
 )
 
@@ -86,7 +85,7 @@ def workspace(desc: AttentionBackwardDescriptor, target: Target) -> int:
     rank=rank,
     numerics=lambda desc: tiles.numerics(desc, TILES),
     priority=2,  # after wgmma and wgmma_stored, which give other bits
-    version=3,
+    version=4,
     workspace=workspace,
 )
 def tiles_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[Launch]:

@@ -10,19 +10,26 @@ keys (dq), or of the query heads of a group and their queries (dk, dv). There ar
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
+from triplan.backends.triton.attention.parts_kernels import (
+    accumulate,
+    load_parts,
+    load_with_sums,
+    multiply,
+    store_chunks,
+    transposed,
+    zero_chunks,
+)
 from triplan.backends.triton.attention.shared_kernels import (
     draw_of,
     dropped_of,
     exponential,
     head_pointer,
     keys_of,
-    load_tile,
     packed_tile,
     packed_tiles,
     queries_of,
     scores_of,
     slope_of,
-    store_tile,
 )
 
 
@@ -92,6 +99,7 @@ def attention_dq_kernel(
     PACKED: tl.constexpr,
     EDGE: tl.constexpr,
     UNIT: tl.constexpr,
+    PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
     ACC: tl.constexpr,
 ):
@@ -129,20 +137,30 @@ def attention_dq_kernel(
     v = head_pointer(v, v_strides, batch, head // group)
     if MASK is not None:
         mask = head_pointer(mask, mask_strides, batch, head)
-    g = load_tile(head_pointer(dout, dout_strides, batch, head), dout_strides, query, queries, VALUE, BLOCK_V, False)
-    o = load_tile(head_pointer(out, out_strides, batch, head), out_strides, query, queries, VALUE, BLOCK_V, False)
-    row = tl.sum(g.to(ACC) * o.to(ACC), 1)
+    g, row = load_with_sums(
+        head_pointer(dout, dout_strides, batch, head),
+        dout_strides,
+        head_pointer(out, out_strides, batch, head),
+        out_strides,
+        query,
+        queries,
+        VALUE,
+        BLOCK_V,
+        PARTS,
+        ACC,
+    )
     at = head_pointer(delta, delta_strides, batch, head)
     tl.store(at + query.to(tl.int64) * delta_strides[2], row, mask=query < queries)
-    x = load_tile(head_pointer(q, q_strides, batch, head), q_strides, query, queries, HEAD, BLOCK_D, False)
+    at = head_pointer(q, q_strides, batch, head)
+    x = load_parts(at, q_strides, query, queries, HEAD, BLOCK_D, False, PARTS)
     most = load_lse(lse, lse_strides, batch, head, query, queries, UNIT)
     slope = slope_of(slopes, slopes_stride, head, UNIT)
-    acc = tl.zeros((BLOCK_Q, BLOCK_D), ACC)
+    acc = zero_chunks(BLOCK_Q, HEAD, BLOCK_D, ACC)
     start, end = keys_of(first, first + BLOCK_Q - 1, keys, shift, left, right, BLOCK_K, LEFT, RIGHT)
     for at in range(start, end, BLOCK_K):
         key = at + tl.arange(0, BLOCK_K)
-        y = load_tile(k, k_strides, key, keys, HEAD, BLOCK_D, False)
-        product = tl.dot(x, tl.trans(y), input_precision=PRECISION, out_dtype=ACC)
+        y = load_parts(k, k_strides, key, keys, HEAD, BLOCK_D, False, PARTS)
+        product = multiply(x, transposed(y), PRECISION, ACC)
         s, bent = scores_of(
             product,
             query[:, None],
@@ -164,15 +182,15 @@ def attention_dq_kernel(
             EDGE,
             UNIT,
         )
-        z = load_tile(v, v_strides, key, keys, VALUE, BLOCK_V, True)
-        dp = tl.dot(g, z, input_precision=PRECISION, out_dtype=ACC)
+        z = load_parts(v, v_strides, key, keys, VALUE, BLOCK_V, True, PARTS)
+        dp = multiply(g, z, PRECISION, ACC)
         if draw is not None:
             dp = tl.where(dropped_of(draw, drawn + query, at, BLOCK_K, False), 0.0, dp * draw[4])
         ds = exponential(s - most[:, None]) * (dp - row[:, None])
         if CAPPED:
             ds *= 1.0 - bent * bent
-        acc = tl.dot(ds.to(y.dtype), y, acc, input_precision=PRECISION, out_dtype=ACC)
-    store_tile(head_pointer(dq, dq_strides, batch, head), dq_strides, query, queries, acc * scale, HEAD, BLOCK_D)
+        acc = accumulate(acc, ds, y, PRECISION, ACC)
+    store_chunks(head_pointer(dq, dq_strides, batch, head), dq_strides, query, queries, acc, scale, HEAD, BLOCK_D)
 
 
 @jit
@@ -226,6 +244,7 @@ def attention_dkdv_kernel(
     RIGHT: tl.constexpr,
     PACKED: tl.constexpr,
     UNIT: tl.constexpr,
+    PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
     ACC: tl.constexpr,
 ):
@@ -260,19 +279,20 @@ def attention_dkdv_kernel(
         dv += keys_at.to(tl.int64) * dv_strides[2]
         delta += queries_at.to(tl.int64) * delta_strides[2]
     key = first + tl.arange(0, BLOCK_K)
-    y = load_tile(head_pointer(k, k_strides, batch, own), k_strides, key, keys, HEAD, BLOCK_D, False)
-    z = load_tile(head_pointer(v, v_strides, batch, own), v_strides, key, keys, VALUE, BLOCK_V, False)
-    of_k = tl.zeros((BLOCK_K, BLOCK_D), ACC)
-    of_v = tl.zeros((BLOCK_K, BLOCK_V), ACC)
+    y = load_parts(head_pointer(k, k_strides, batch, own), k_strides, key, keys, HEAD, BLOCK_D, False, PARTS)
+    z = load_parts(head_pointer(v, v_strides, batch, own), v_strides, key, keys, VALUE, BLOCK_V, False, PARTS)
+    of_k = zero_chunks(BLOCK_K, HEAD, BLOCK_D, ACC)
+    of_v = zero_chunks(BLOCK_K, VALUE, BLOCK_V, ACC)
     start, end = queries_of(first, first + BLOCK_K - 1, queries, shift, left, right, BLOCK_Q, LEFT, RIGHT)
     # One loop over heads and their blocks: nested loops spill registers.
     blocks = tl.cdiv(end - start, BLOCK_Q)
     for step in range(group * blocks):
         head = own * group + step // blocks
         query = start + step % blocks * BLOCK_Q + tl.arange(0, BLOCK_Q)
-        x = load_tile(head_pointer(q, q_strides, batch, head), q_strides, query, queries, HEAD, BLOCK_D, False)
+        at = head_pointer(q, q_strides, batch, head)
+        x = load_parts(at, q_strides, query, queries, HEAD, BLOCK_D, False, PARTS)
         most = load_lse(lse, lse_strides, batch, head, query, queries, UNIT)
-        product = tl.dot(y, tl.trans(x), input_precision=PRECISION, out_dtype=ACC)
+        product = multiply(y, transposed(x), PRECISION, ACC)
         mask_head = mask
         if MASK is not None:
             mask_head = head_pointer(mask, mask_strides, batch, head)
@@ -299,22 +319,23 @@ def attention_dkdv_kernel(
         )
         p = exponential(s - most[None, :])
         at = head_pointer(dout, dout_strides, batch, head)
-        g = load_tile(at, dout_strides, query, queries, VALUE, BLOCK_V, False)
+        g = load_parts(at, dout_strides, query, queries, VALUE, BLOCK_V, False, PARTS)
         kept = p
         if draw is not None:
             row = drawn + head.to(tl.int64) * drawn_rows + query
             dropped = dropped_of(draw, row, first, BLOCK_K, True)
             kept = tl.where(dropped, 0.0, p)
-        of_v = tl.dot(kept.to(g.dtype), g, of_v, input_precision=PRECISION, out_dtype=ACC)
-        dp = tl.dot(z, tl.trans(g), input_precision=PRECISION, out_dtype=ACC)
+        of_v = accumulate(of_v, kept, g, PRECISION, ACC)
+        dp = multiply(z, transposed(g), PRECISION, ACC)
         if draw is not None:
             dp = tl.where(dropped, 0.0, dp * draw[4])
         row = load_row(delta, delta_strides, batch, head, query, queries, 0.0)
         ds = p * (dp - row[None, :])
         if CAPPED:
             ds *= 1.0 - bent * bent
-        of_k = tl.dot(ds.to(x.dtype), x, of_k, input_precision=PRECISION, out_dtype=ACC)
-    store_tile(head_pointer(dk, dk_strides, batch, own), dk_strides, key, keys, of_k * scale, HEAD, BLOCK_D)
+        of_k = accumulate(of_k, ds, x, PRECISION, ACC)
+    store_chunks(head_pointer(dk, dk_strides, batch, own), dk_strides, key, keys, of_k, scale, HEAD, BLOCK_D)
+    factor = 1.0
     if draw is not None:
-        of_v *= draw[4]
-    store_tile(head_pointer(dv, dv_strides, batch, own), dv_strides, key, keys, of_v, VALUE, BLOCK_V)
+        factor = draw[4]
+    store_chunks(head_pointer(dv, dv_strides, batch, own), dv_strides, key, keys, of_v, factor, VALUE, BLOCK_V)

@@ -11,13 +11,13 @@ tile, and a block of which the row sees no key changes nothing. So a row's bits 
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
+from triplan.backends.triton.attention.parts_kernels import accumulate, load_parts, multiply, scaled, zero_chunks
 from triplan.backends.triton.attention.shared_kernels import (
     draw_of,
     dropped_of,
     exponential,
     head_pointer,
     keys_of,
-    load_tile,
     logarithm,
     packed_tile,
     packed_tiles,
@@ -76,6 +76,7 @@ def attention_tiles_kernel(
     PACKED: tl.constexpr,
     EDGE: tl.constexpr,
     UNIT: tl.constexpr,
+    PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
     ACC: tl.constexpr,
 ):
@@ -115,7 +116,7 @@ def attention_tiles_kernel(
     out = head_pointer(out, out_strides, batch, head)
     if MASK is not None:
         mask = head_pointer(mask, mask_strides, batch, head)
-    x = load_tile(q, q_strides, query, queries, HEAD, BLOCK_D, False)
+    x = load_parts(q, q_strides, query, queries, HEAD, BLOCK_D, False, PARTS)
     slope = slope_of(slopes, slopes_stride, head, UNIT)
     top = tl.full((BLOCK_Q,), -float("inf"), ACC)
     total = tl.zeros((BLOCK_Q,), ACC)
@@ -123,12 +124,12 @@ def attention_tiles_kernel(
         logit = tl.load(sink + head.to(tl.int64) * (1 if sink_stride is None else sink_stride)) * UNIT
         top = tl.zeros((BLOCK_Q,), ACC) + logit
         total += tl.where(logit == -float("inf"), 0.0, 1.0)
-    acc = tl.zeros((BLOCK_Q, BLOCK_V), ACC)
+    acc = zero_chunks(BLOCK_Q, VALUE, BLOCK_V, ACC)
     start, end = keys_of(first, first + BLOCK_Q - 1, keys, shift, left, right, BLOCK_K, LEFT, RIGHT)
     for at in range(start, end, BLOCK_K):
         key = at + tl.arange(0, BLOCK_K)
-        y = load_tile(k, k_strides, key, keys, HEAD, BLOCK_D, True)
-        product = tl.dot(x, y, input_precision=PRECISION, out_dtype=ACC)
+        y = load_parts(k, k_strides, key, keys, HEAD, BLOCK_D, True, PARTS)
+        product = multiply(x, y, PRECISION, ACC)
         s, _ = scores_of(
             product,
             query[:, None],
@@ -157,14 +158,16 @@ def attention_tiles_kernel(
         total = total * factor + tl.sum(p, 1)
         if draw is not None:
             p = tl.where(dropped_of(draw, row + query, at, BLOCK_K, False), 0.0, p)
-        z = load_tile(v, v_strides, key, keys, VALUE, BLOCK_V, False)
-        acc = tl.dot(p.to(z.dtype), z, acc * factor[:, None], input_precision=PRECISION, out_dtype=ACC)
+        z = load_parts(v, v_strides, key, keys, VALUE, BLOCK_V, False, PARTS)
+        acc = accumulate(scaled(acc, factor[:, None]), p, z, PRECISION, ACC)
         top = new
     # A row that sees no key gets 0 and -inf.
-    acc = acc / tl.where(total == 0, 1.0, total)[:, None]
-    if draw is not None:
-        acc *= draw[4]
-    store_tile(out, out_strides, query, queries, acc, VALUE, BLOCK_V)
+    divisor = tl.where(total == 0, 1.0, total)[:, None]
+    for i in tl.static_range(len(acc)):
+        found = acc[i] / divisor
+        if draw is not None:
+            found *= draw[4]
+        store_tile(out, out_strides, query, queries, found, VALUE, BLOCK_V, i * BLOCK_V)
     at = head_pointer(lse, lse_strides, batch, head)
     found = (finite_shift(top) + logarithm(total)) / UNIT
     tl.store(at + query.to(tl.int64) * lse_strides[2], found, mask=query < queries)

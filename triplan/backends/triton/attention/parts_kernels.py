@@ -1,0 +1,139 @@
+"""Matrix products of tiles of a head: of 16 bits, tf32 and f64 as they are, of f32 on tensor cores of bf16.
+
+An f32 number is exactly the sum of three bf16 numbers, of 8 bits each. Of the nine products of the parts of two factors
+six are added up; the others are together below 2**-24 of the product, half a unit in its last place. So f32 factors are
+multiplied as precisely as by FMAs, in six products of bf16, which tensor cores multiply sixteen times as fast. Parts
+come in chunks of BLOCK columns of a head, as tuples of tiles. Everything else has one chunk, of one part.
+"""
+
+# mypy: ignore-errors
+# (Triton's language is not typed; these bodies are compiled, not executed as Python.)
+
+import triton.language as tl
+
+from triplan.backends.runtime.jit import jit
+from triplan.backends.triton.attention.shared_kernels import load_tile, store_tile
+
+
+@jit
+def store_chunks(pointer, strides, row, rows, chunks, factor, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """``store_tile`` of each chunk times ``factor``."""
+    for i in tl.static_range(len(chunks)):
+        store_tile(pointer, strides, row, rows, chunks[i] * factor, WIDTH, BLOCK, i * BLOCK)
+
+
+@jit
+def zero_chunks(ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ACC: tl.constexpr):
+    """Accumulators (ROWS, BLOCK) of each BLOCK columns of a head."""
+    found = ()
+    for _ in tl.static_range(0, WIDTH, BLOCK):
+        found = found + (tl.zeros((ROWS, BLOCK), ACC),)
+    return found
+
+
+@jit
+def parts_of(x, PARTS: tl.constexpr):
+    """``x``, or the three tiles of bf16 of which it is the sum."""
+    found = (x,)
+    if PARTS == 3:
+        a = x.to(tl.bfloat16)
+        rest = x - a.to(tl.float32)
+        b = rest.to(tl.bfloat16)
+        found = (a, b, (rest - b.to(tl.float32)).to(tl.bfloat16))
+    return found
+
+
+@jit
+def load_parts(
+    pointer,
+    strides,
+    row,
+    rows,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """The parts of ``load_tile`` of each BLOCK columns of a head."""
+    found = ()
+    for first in tl.static_range(0, WIDTH, BLOCK):
+        found = found + (parts_of(load_tile(pointer, strides, row, rows, WIDTH, BLOCK, TRANSPOSED, first), PARTS),)
+    return found
+
+
+@jit
+def load_with_sums(
+    pointer,
+    strides,
+    other,
+    other_strides,
+    row,
+    rows,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """(``load_parts`` of a head, the sum of each row's products with the row of ``other``)."""
+    found = ()
+    total = tl.zeros((row.shape[0],), ACC)
+    for first in tl.static_range(0, WIDTH, BLOCK):
+        x = load_tile(pointer, strides, row, rows, WIDTH, BLOCK, False, first)
+        y = load_tile(other, other_strides, row, rows, WIDTH, BLOCK, False, first)
+        total += tl.sum(x.to(ACC) * y.to(ACC), 1)
+        found = found + (parts_of(x, PARTS),)
+    return found, total
+
+
+@jit
+def transposed(x):
+    """Each part of each chunk, transposed."""
+    found = ()
+    for i in tl.static_range(len(x)):
+        parts = ()
+        for j in tl.static_range(len(x[i])):
+            parts = parts + (tl.trans(x[i][j]),)
+        found = found + (parts,)
+    return found
+
+
+@jit
+def multiply(x, y, PRECISION: tl.constexpr, ACC: tl.constexpr):
+    """The sum of x[i] @ y[i] over chunks, (m, BLOCK) and (BLOCK, n). The small products are added before the large
+    ones, whose last bit would cut them off."""
+    if len(x[0]) == 1:
+        found = tl.dot(x[0][0], y[0][0], input_precision=PRECISION, out_dtype=ACC)
+    else:
+        found = tl.zeros((x[0][0].shape[0], y[0][0].shape[1]), ACC)
+        for i in tl.static_range(len(x)):
+            found = tl.dot(x[i][0], y[i][2], found)
+            found = tl.dot(x[i][1], y[i][1], found)
+            found = tl.dot(x[i][2], y[i][0], found)
+            found = tl.dot(x[i][0], y[i][1], found)
+            found = tl.dot(x[i][1], y[i][0], found)
+        for i in tl.static_range(len(x)):
+            found = tl.dot(x[i][0], y[i][0], found)
+    return found
+
+
+@jit
+def accumulate(acc, x, y, PRECISION: tl.constexpr, ACC: tl.constexpr):
+    """acc[i] + x @ y[i] of each chunk, (m, n) and (n, BLOCK). Products of parts are summed on their own: the last bit
+    of acc would cut off the small ones."""
+    if len(y[0]) == 1:
+        found = (tl.dot(x.to(y[0][0].dtype), y[0][0], acc[0], input_precision=PRECISION, out_dtype=ACC),)
+    else:
+        parts = (parts_of(x, 3),)
+        found = ()
+        for i in tl.static_range(len(y)):
+            found = found + (acc[i] + multiply(parts, (y[i],), PRECISION, ACC),)
+    return found
+
+
+@jit
+def scaled(chunks, factor):
+    """Each chunk times ``factor``."""
+    found = ()
+    for i in tl.static_range(len(chunks)):
+        found = found + (chunks[i] * factor,)
+    return found
