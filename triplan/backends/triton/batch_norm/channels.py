@@ -17,7 +17,7 @@ from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.offsets import TL, ceil_power, layout, padded_bytes, values
 from triplan.backends.triton.common.strides import count, moving_strides, row_tile
 from triplan.backends.triton.common.tiles import fits_grid
-from triplan.descriptors import BatchNormBackwardDescriptor, BatchNormDescriptor, Operand
+from triplan.descriptors import BatchNormBackwardDescriptor, BatchNormDescriptor
 from triplan.descriptors.batch_norm import BatchNormProblem, ImagesProblem
 from triplan.sku import PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact
@@ -42,7 +42,7 @@ MOST_PARTS = 512
 #: Warps of a program that writes results of many channels: a thread reads their numbers for 64 bytes of an operand.
 #: Chosen in the same runs as CHANNEL_BYTES.
 APPLY_WARPS = 4
-#: Bytes of a row of ``in_vectors`` at least; of an access, for programs that write results to have few warps. Untuned.
+#: Bytes of a row of ``in_vectors`` at least. Untuned.
 VECTOR_BYTES = 8
 #: Idle lanes at most, as a part of all, where several pixels of all channels are one row (see ``joined``); and the
 #: smallest part of a block that channels must fill for it: of fewer, partial sums are many. Untuned.
@@ -202,30 +202,6 @@ def divided_images(desc: BatchNormProblem) -> Geometry:
     return in_vectors(desc, found) if desc.pixels > 1 else joined(desc, found)
 
 
-def writing(desc: BatchNormProblem, found: Geometry) -> Geometry:
-    """How results are written, which decides no bits: ``found``, but with few warps where channels are adjacent.
-
-    An element that is accessed alone takes an address of its own. Threads then have fewer elements, for want of
-    registers, and blocks are half as wide if that leaves fewer lanes idle: these take as long as others.
-    """
-    if not found.last:
-        return found
-    if found.pixels > 1 or all(_access_bytes(o) >= VECTOR_BYTES for o in desc.operands() if len(o.shape) == 3):
-        return found._replace(warps=min(found.warps, APPLY_WARPS))
-    blocks = -(-2 * desc.channels // found.block)
-    if found.block * desc.element.itemsize < CHANNEL_BYTES or blocks == 2 * found.blocks:
-        return found
-    height = 2 * found.height
-    return found._replace(height=height, block=found.block // 2, blocks=blocks, groups=-(-found.rows // height))
-
-
-def _access_bytes(o: Operand) -> int:
-    """Bytes of neighbouring channels that a thread accesses at once."""
-    adjacent = o.shape[2] == 1 if o.layout.packed else o.layout.unit_axis == 1
-    apart = power_of_two_in(o.shape[1]) if o.layout.packed else o.layout.stride_multiple
-    return min(o.alignment, apart * o.element.itemsize) if adjacent else o.element.itemsize
-
-
 def supports(desc: BatchNormProblem, target: Target) -> Support:
     for o in desc.operands():
         if len(o.shape) == 1 and not o.layout.packed:
@@ -368,10 +344,9 @@ def build(desc: BatchNormProblem, target: Target) -> list[Launch]:
         if desc.residual and back:  # dout, as it is passed on, lies there
             given |= {"dout": given["dresidual"], "dout_strides": given["dresidual_strides"], "out": None}
     last = kernels.batch_norm_gradient_kernel if back else kernels.batch_norm_apply_kernel
-    out = writing(desc, found)
-    tile = {"LAST": out.last, "COMPUTE": TL[compute], "ROWS": out.height, "BLOCK": out.block, "RELU": desc.relu}
-    given["blocks"] = Int(out.blocks)
-    return [*launches, launch(last, out.blocks * out.groups, given, out.warps, **tile)]
+    tile = {"LAST": found.last, "COMPUTE": TL[compute], "ROWS": found.height, "BLOCK": found.block, "RELU": desc.relu}
+    warps = min(found.warps, APPLY_WARPS) if found.last else found.warps
+    return [*launches, launch(last, found.blocks * found.groups, given, warps, **tile)]
 
 
 for _cls in (BatchNormDescriptor, BatchNormBackwardDescriptor):
