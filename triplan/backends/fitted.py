@@ -94,7 +94,7 @@ def read(text: str) -> dict[tuple[str, str], Correction]:
         raise ValueError(f"the features of costs.json are {found['features']}; those of this version are {FEATURES}")
     return {
         (op, entry): Correction(
-            own["constant"], *(tuple(own[k]) for k in ("weights", "lowest", "highest")), own["smallest"]
+            own["constant"], tuple(own["weights"]), tuple(own["lowest"]), tuple(own["highest"]), own["smallest"]
         )
         for group in found["groups"]
         for op in group["ops"]
