@@ -40,6 +40,7 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
             yield desc.replace(layouts={whole[-1]: CROSSED})
             yield desc.replace(layouts=dict.fromkeys(whole, CROSSED))
     if op.startswith(("rms", "layer")):
+        yield build(op, (512, 12287), -1, "bf16", residual=True)  # forward, parts come one by one
         for n in (511, 768):
             yield build(op, (4096, n), -1, "f32", residual=True, branch_element="bf16", branch_gradient=True)
 

@@ -261,7 +261,7 @@ def repeated(plan: tp.Plan[Any, Any], values: Values, runs: range) -> Iterator[d
         if busy is not None and run:
             busy()
         # Vectors that may be lists are lists every other time.
-        plan.run(plan._split(args) if isinstance(plan, TablePlan) and run % 2 == 0 else args, workspace)
+        plan.run(plan._by_turns(args, run) if isinstance(plan, TablePlan) else args, workspace)
         yield written
 
 

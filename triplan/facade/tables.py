@@ -180,6 +180,11 @@ class TablePlan(Plan[D, A]):
         parts = {name: list(t.detach().split(list(self._sizes))) for name, t in streams.items()}
         return replace(args, **parts)  # type: ignore[type-var]
 
+    def _by_turns(self, args: A, run: int) -> A:
+        """``args`` of whole vectors, in every other run as lists, for checks of both. (Those of no tensors have no
+        device.)"""
+        return self._split(args) if self._sizes and run % 2 == 0 else args
+
     def _write_tables(self, memory: Tensor, args: A) -> None:
         table = self._table
         table.write(memory[: table.nbytes], self._sizes, self._addresses(args))
@@ -268,6 +273,8 @@ def _check_lists(desc: Descriptor, plan: TablePlan[Any, Any], args: Any) -> None
     for f in fields(args):
         if f.name not in known and getattr(args, f.name) is not None:
             raise InvalidProblem(f"{op}: {f.name} was passed, but this descriptor has no such operand")
+    if not named:
+        raise InvalidProblem(f"{op}: lists of no tensors tell no device; pass vectors of no elements")
     for name, o, t in named:
         check._check_tensor(op, name, o, t)
     check._check_devices(op, plan.target, named)

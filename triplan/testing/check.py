@@ -164,7 +164,7 @@ def _run(plan: Plan[Any, Any], placed: PlacedArgs, run: int) -> dict[str, torch.
     if not support:
         raise AssertionError(f"the plan refuses args that its descriptor describes: {support.reason}")
     versions = {name: getattr(placed.args, name)._version for name in written}
-    plan.run(plan._split(placed.args) if isinstance(plan, TablePlan) and run % 2 == 0 else placed.args, workspace)
+    plan.run(plan._by_turns(placed.args, run) if isinstance(plan, TablePlan) else placed.args, workspace)
     if placed.device.type == "cuda":
         torch.cuda.synchronize(placed.device)
     for name in written:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -14,6 +15,7 @@ from proofs import target
 
 import triplan as tp
 from triplan.backends.triton.common.accuracy import SHORT
+from triplan.backends.triton.common.expressions import text
 from triplan.backends.triton.elementwise.entries import OPS, VERSIONS
 from triplan.descriptors.elementwise.problems import NAMED, _expression, _gradient
 from triplan.descriptors.expressions.expression import FUNCTIONS, flattened
@@ -197,6 +199,14 @@ def test_the_version_tells_which_ops_got_new_bits() -> None:
         if version := 3 if "rsqrt" in names else 2 if new & names else 0:
             found[op] = version
     assert found == VERSIONS
+
+
+@pytest.mark.parametrize(("op", "is_new"), [("rsqrt", True), ("asinh_backward", True), ("sqrt", False)])
+def test_numerics_ids_tell_new_bits_of_a_function(op: str, is_new: bool) -> None:
+    """The text of f32's rsqrt is what it was when it had other bits."""
+    desc: Any = tp.descriptor_types()[op](op=op, element="f32", input_shape=(8,))
+    first = hashlib.sha256(text(desc).encode()).hexdigest()[:16]
+    assert (first not in str(tp.plan(desc, target="h200").sku().numerics_id)) == is_new
 
 
 @compiles

@@ -376,6 +376,18 @@ def test_chunks_are_found_with_a_table_and_without(few: int, copied: int, where:
             assert check_plan(tp.plan(desc, target=target(where)), runs=1).compared
 
 
+@pytest.mark.parametrize("op", ["clip_value", "clip_norm", "total_norm", "list_expression", "adam"])
+def test_no_tensors_are_checked_as_vectors(op: str) -> None:
+    """Lists of none would tell no device, and no version counter of theirs would grow."""
+    desc = tp.descriptor_types()[op].example(tp.ElementKind.F32).replace(op=op, sizes=())
+    plan: Any = tp.plan(desc, target="cpu")
+    assert check_plan(plan).runs
+    if op == "clip_value":
+        refused = plan.can_implement(tp.ClipArgs([], 1.0))
+        assert isinstance(refused.error, InvalidProblem)
+        assert "no device" in refused.reason
+
+
 @pytest.mark.parametrize(
     "where", [pytest.param(where, marks=getattr(pytest.mark, where)) for where in ("interpret", "gpu")]
 )

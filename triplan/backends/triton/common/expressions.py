@@ -102,6 +102,12 @@ def text(desc: ExpressionProblem, rounds: bool = True) -> str:
     return "\n".join(["def fused(values, scalars):", *lines, f"    return ({', '.join(out)},)", ""])
 
 
+def digest(desc: ExpressionProblem, rounds: bool = True) -> str:
+    """What stands for ``text`` in a numerics id. f32's rsqrt has had other bits, under the same name."""
+    source = text(desc, rounds).replace("rsqrt(", "rsqrt.v2(")
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
+
+
 def _called(name: str, args: list[str]) -> str:
     if name in maths.OPERATORS:
         return f"({args[0]} {maths.OPERATORS[name]} {args[1]})"

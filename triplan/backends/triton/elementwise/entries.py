@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from triplan.backends.table import kernel
 from triplan.backends.triton.common.accuracy import of_results
-from triplan.backends.triton.common.expressions import text
+from triplan.backends.triton.common.expressions import digest
 from triplan.backends.triton.elementwise import geometry
 from triplan.descriptors import (
     BinaryDescriptor,
@@ -42,7 +41,7 @@ def guarantee(desc: ElementwiseDescriptor) -> Mapping[str, PrecisionGuarantee]:
 
 def numerics(desc: ElementwiseDescriptor) -> str:
     """The numerics id, the same for all kernels: without contraction all evaluate the function to the same bits."""
-    return f"elementwise.{hashlib.sha256(text(desc).encode()).hexdigest()[:16]}.v1"
+    return f"elementwise.{digest(desc)}.v1"
 
 
 def layout(desc: ElementwiseDescriptor) -> str:

@@ -211,6 +211,9 @@ def norm_parted_kernel(
     single = tl.max_contiguous(col, (1, 1))
     results = ()
     for i in tl.static_range(PIECES):
+        if summed is not None:  # first: registers are few where pieces come one by one
+            sums_to = element_pointers(summed, summed_strides, outer, sizes, lane, i * BLOCK + col)
+            tl.store(sums_to, v[i].to(summed.dtype.element_ty), mask=lives[i])
         if i % TOGETHER == 0:
             for j in tl.static_range(i, min(i + TOGETHER, PIECES)):
                 y = deviations[j] * scale
@@ -218,9 +221,6 @@ def norm_parted_kernel(
                     y = y - correction * scale  # one FMA
                 place = j * BLOCK + single
                 results = results + (load_affine(y, weight, bias, place, place < n, OFFSET),)
-        if summed is not None:
-            sums_to = element_pointers(summed, summed_strides, outer, sizes, lane, i * BLOCK + col)
-            tl.store(sums_to, v[i].to(summed.dtype.element_ty), mask=lives[i])
         tl.store(to + axis_offset(i * BLOCK + col, out_strides[2]), results[i].to(out.dtype.element_ty), mask=lives[i])
     row = outer.to(tl.int64) * lanes + lane + tl.arange(0, 1)[:, None]
     tl.store(rstd + row, statistic)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ from triplan.backends.runtime.launch import Arg, Launch, Ptr, Scalar
 from triplan.backends.table import kernel
 from triplan.backends.triton.common.accuracy import of_results
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
-from triplan.backends.triton.common.expressions import MEMORY, fused, text
+from triplan.backends.triton.common.expressions import MEMORY, digest, fused
 from triplan.backends.triton.common.tables import BLOCKS, applies, parts_of, tables
 from triplan.backends.triton.optim import pointwise_kernels as kernels
 from triplan.descriptors.optim import ListExpressionDescriptor
@@ -30,7 +29,7 @@ def guarantee(desc: ListExpressionDescriptor) -> Mapping[str, PrecisionGuarantee
 
 
 def numerics(desc: ListExpressionDescriptor) -> str:
-    return f"optim.expression.{hashlib.sha256(text(desc).encode()).hexdigest()[:16]}.v1"
+    return f"optim.expression.{digest(desc)}.v1"
 
 
 def workspace(desc: ListExpressionDescriptor, target: Target) -> int:

@@ -58,7 +58,8 @@ def guarantee(desc: RandomDescriptor) -> Mapping[str, PrecisionGuarantee]:
 
 def numerics(desc: RandomDescriptor) -> str:
     """The numerics id, the same for all kernels: all compute an element from the same words by the same function."""
-    version = 1 if desc.element is ElementKind.F64 else {"normal": 3, "exponential": 2, "dropout": 2}.get(desc.op, 1)
+    versions = {"normal": 2} if desc.element is ElementKind.F64 else {"normal": 3, "exponential": 2, "dropout": 2}
+    version = versions.get(desc.op, 1)
     return f"random.{desc.op}.{desc.element}.v{version}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -96,8 +95,7 @@ def numerics(found: Plan, entry: str) -> str | None:
     if desc.op == "vector_norm":
         text += f".{desc.order!r}"
     if found.tree is not None:
-        source = expressions.text(found.tree, False)
-        text += f".{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+        text += f".{expressions.digest(found.tree, False)}"
     return f"{text}.{desc.correction!r}" if desc.op in DEVIATIONS else text
 
 
@@ -164,7 +162,7 @@ def reductions(
                 rank=rank,
                 numerics=lambda desc: numerics(plan_of(desc), name),
                 priority=priority,
-                version=10,  # f32's rsqrt in expressions is the hardware's
+                version=10,  # tiles of waves of large elements; f32's rsqrt in expressions is the hardware's
                 layout=layout,
                 **({} if workspace is None else {"workspace": workspace}),
             )(build)
