@@ -427,11 +427,26 @@ def test_pixels_of_a_tile_of_fmas_change_no_bits(op: str, where: str, monkeypatc
         assert torch.equal(found, first[name]), name
 
 
-def test_one_filter_whose_order_is_promised() -> None:
+@pytest.mark.parametrize(("op", "weight"), [("conv2d", "weight"), ("conv2d_backward_weight", "dweight")])
+def test_one_filter_whose_order_is_promised(op: str, weight: str) -> None:
     """The order of its weight leaves out the axis of filters; the problem of the copies has eight of them."""
     fields = {**FIELDS, "in_channels": 32, "out_channels": 1, "kernel": (1, 5), "element": "bf16"}
-    desc = tp.Conv2dDescriptor(**fields, layouts={"weight": LAST.replace(order=(3, 1)), "x": LAST})
+    desc = tp.descriptor_types()[op](**fields, layouts={weight: LAST.replace(order=(3, 1)), "x": LAST})
     assert tp.plan(desc, target=H200, kernel="converted_wgmma").sku().kernel == "converted_wgmma"
+
+
+def test_what_copies_for_a_gradient_of_weight_promise() -> None:
+    """As much as channels last that are not promised to be without gaps: the sums have the same pieces."""
+    fields = {"batch": 32, "height": 9, "width": 9, "in_channels": 256, "out_channels": 256, "kernel": (1, 1)}
+    desc = tp.Conv2dBackwardWeightDescriptor(**fields, element="f16")
+    rows = tp.Layout.strided(order=(0, 2, 3, 1), stride_multiple=8)  # of a matrix, but not aligned for TMA
+    plans = [
+        tp.plan(desc.replace(layouts=dict.fromkeys(("x", "dout"), layout)), target=H200, kernel=kernel)
+        for layout, kernel in ((rows, "converted_wgmma"), (LAST, "wgmma"))
+    ]
+    for name in ("shares", "lanes", "boxes"):
+        assert plans[0].launches[-1].args[name] == plans[1].launches[-1].args[name]
+    assert plans[0].precision_guarantee("dweight") == plans[1].precision_guarantee("dweight")
 
 
 def test_what_is_selected() -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 from cases import H200, pinned, required
 from cases.gemm import COLUMN, LOOSE_COLUMN, LOOSE_ROW, backward, batched_grid, check, grid, plan_with
+from cases.gluon import emulate
 
 import triplan as tp
+from triplan.backends.runtime.launch import overlapping
 from triplan.backends.triton.gemm import mma
 from triplan.backends.triton.gemm.split_k import Split
 from triplan.backends.triton.gemm.tile_shapes import programs_of
@@ -78,6 +81,33 @@ def test_single_elements_have_a_tile_of_their_own(
     first, _ = required(desc, "mma", H200).launches
     assert (first.constexprs["A_VECTOR"], first.constexprs["B_VECTOR"]) == vectors
     assert first.constexprs["STAGES"] == tile.stages
+
+
+@pytest.mark.parametrize("loose", [False, True])
+@pytest.mark.parametrize(
+    ("batch", "m", "n", "k", "pieces"), [(0, 127, 131, 33, 1), (0, 136, 5, 203, 1), (2, 3, 129, 97, 2), (3, 1, 1, 1, 1)]
+)
+def test_partial_sums(batch: int, m: int, n: int, k: int, pieces: int, loose: bool) -> None:
+    """Small integers, whose sums are exact; NaN behind rows and zeros behind those of the sums, and nothing behind."""
+    lead, generator = (batch,) * (batch > 0), torch.Generator().manual_seed(m)
+    leading = {"a": m + 1 if loose else -(-m // 8) * 8, "b": n + 1 if loose else -(-n // 8) * 8}
+    x = {name: torch.full((*lead, k, extent), float("nan")) for name, extent in leading.items()}
+    for name, extent in (("a", m), ("b", n)):
+        x[name] = x[name][..., :extent]
+        x[name].copy_(torch.randint(-3, 4, (*lead, k, extent), generator=generator))
+    x["a"] = x["a"].mT
+    layouts = {name: tp.Layout.of(t.shape, t.stride(), 4 if loose else 16, 4) for name, t in x.items()}
+    fields = {"m": m, "n": n, "k": k, "element": "f32", "math": "tf32", "layouts": layouts}
+    desc = tp.BatchedGemmDescriptor(batch=batch, **fields) if batch else tp.GemmDescriptor(**fields)
+    split = Split(mma.tile_for(desc), pieces)
+    nbytes = mma.split_k.partial_bytes(desc, split)
+    workspace = torch.full((nbytes + 1024,), 255, dtype=torch.uint8)
+    launch, _ = overlapping(mma.launches(desc, split), H200)
+    emulate(launch, x, workspace)
+    found = workspace[:nbytes].view(torch.float32).view(split.count(k), *lead, m, -1).sum(0)
+    assert torch.equal(found[..., :n], x["a"] @ x["b"])
+    assert not found[..., n:].any()
+    assert (workspace[nbytes:] == 255).all()
 
 
 def problems(m: int, n: int, k: int) -> Iterator[tp.Descriptor]:

@@ -7,7 +7,7 @@ Weights of FMAs are copied with features last: threads then read them from diffe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from triplan.backends.runtime.launch import Launch
@@ -15,7 +15,7 @@ from triplan.backends.triton.conv import copies, shared, tiles
 from triplan.backends.triton.conv.copies import Padded
 from triplan.descriptors import Operand
 from triplan.descriptors.conv import Conv2dProblem
-from triplan.sku import Support, Target
+from triplan.sku import PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact
 
 #: Fields that the channels of copied inputs are.
@@ -42,22 +42,27 @@ def entries(
         moved = {o: axis for o, axis in wanted(desc).items() if o.name != "dweight" and o.numel}
         return copies.plain(moved, channels=filled(desc))
 
+    def on_copies(desc: Conv2dProblem, extents: dict[str, int]) -> Conv2dProblem:
+        """``desc`` with the layouts of the copies and other extents. An order is of an operand that keeps its own: it
+        leaves out axes of one element, of which the copies may have more."""
+        bare = desc.replace(layouts={}, **extents)
+        layouts = {**dict(desc.layouts), **{c.operand.name: c.layout for c in copied(desc)}}
+        kept = {name for name in layouts if bare.operand(name).shape == desc.operand(name).shape}
+        return bare.replace(layouts={n: own if n in kept else own.replace(order=()) for n, own in layouts.items()})
+
     @fact
     def inner_of(desc: Conv2dProblem) -> Conv2dProblem:
         """The problem of the copies."""
         fields = copies.whole(desc, copied(desc)) if whole and desc.groups == 1 else {}
         if not shared.of_weight(desc):  # which has the gradients of its own channels alone
             fields |= {FIELDS[name]: n for name, n in filled(desc).items() if name in FIELDS}
-        layouts = {**dict(desc.layouts), **{c.operand.name: c.layout for c in copied(desc)}}
-        # An order leaves out axes of one element, of which the copies may have more: one output channel becomes eight.
-        layouts = {name: layout.replace(order=()) for name, layout in layouts.items()}
-        return desc.replace(layouts=layouts, **fields)
+        return on_copies(desc, fields)
 
     def estimated(desc: Conv2dProblem) -> Conv2dProblem:
         """The problem of the copies, with all channels that these have."""
         if not shared.of_weight(desc) or desc.groups > 1:
             return inner_of(desc)
-        return inner_of(desc).replace(**{FIELDS[c.operand.name]: c.channels for c in copied(desc)})
+        return on_copies(desc, {FIELDS[c.operand.name]: c.channels for c in copied(desc)})
 
     def supports(desc: Conv2dProblem, target: Target) -> Support:
         if not copied(desc):
@@ -70,6 +75,10 @@ def entries(
 
     def workspace(desc: Conv2dProblem, target: Target) -> int:
         return copied(desc)[-1].end + inner.workspace(inner_of(desc), target)  # type: ignore[no-any-return]
+
+    def guarantee(desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:
+        """Pixels of copies are summed in other pieces than those that lie as rows of a matrix."""
+        return inner.guarantee(inner_of(desc) if shared.of_weight(desc) else desc)  # type: ignore[no-any-return]
 
     def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
         main = (inner.build_weight if shared.of_weight(desc) else inner.build)(inner_of(desc), target)
@@ -85,7 +94,7 @@ def entries(
         supports=supports,
         rank=rank,
         workspace=workspace,
-        guarantee=inner.guarantee,
+        guarantee=guarantee,
         numerics=inner.numerics,
         **entry,
     )
