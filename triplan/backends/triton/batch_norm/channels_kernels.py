@@ -335,12 +335,13 @@ def batch_norm_sums_kernel(
     strides = (dout_strides, x_strides, out_strides, dresidual_strides)
     a = tl.zeros((ROWS, BLOCK), COMPUTE)
     b = tl.zeros((ROWS, BLOCK), COMPUTE)
-    first = part * each * ROWS + tl.arange(0, ROWS)[:, None]
-    end = tl.minimum(rows, (part + 1) * each * ROWS)
     if AHEAD:
-        g, v = both_of(dout, x, out, dresidual, strides, first, channel, pixel, inner, live & (first < end), COMPUTE)
-    for step in range(tl.cdiv(end - part * each * ROWS, ROWS)):
-        row = first + step * ROWS
+        end = tl.minimum(rows, (part + 1) * each * ROWS)
+        row = part * each * ROWS + tl.arange(0, ROWS)[:, None]
+        g, v = both_of(dout, x, out, dresidual, strides, row, channel, pixel, inner, live & (row < end), COMPUTE)
+    length = tl.minimum(rows - part * each * ROWS, each * ROWS)
+    for step in range(tl.cdiv(length, ROWS)):
+        row = (part * each + step) * ROWS + tl.arange(0, ROWS)[:, None]
         if not AHEAD:
             g, v = both_of(dout, x, out, dresidual, strides, row, channel, pixel, inner, live & (row < rows), COMPUTE)
         if per is not None:
@@ -348,12 +349,15 @@ def batch_norm_sums_kernel(
             at = image.to(tl.int64) * groups + channel // per
             m = parameter_of(mean, at, exists & (row < rows), COMPUTE)
             r = parameter_of(rstd, at, exists & (row < rows), COMPUTE)
-        term, product = g, g * ((v - m) * r)
         if AHEAD:
+            term, product = g, g * ((v - m) * r)
             row += ROWS
             g, v = both_of(dout, x, out, dresidual, strides, row, channel, pixel, inner, live & (row < end), COMPUTE)
-        a += term
-        b += product
+            a += term
+            b += product
+        else:
+            a += g
+            b += g * ((v - m) * r)
     if rest is not None:
         if (part + 1) * each * ROWS >= rows:
             row, mask = rest_of(rows, channel, rest, ROWS)
