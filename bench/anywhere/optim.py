@@ -1,4 +1,8 @@
-"""Draws of optimizer steps, norms and clipping: lists of many sizes, against torch's formulas on the whole vectors."""
+"""Draws of optimizer steps, norms and clipping: lists of many sizes, against torch's formulas on the whole vectors.
+
+The plans get whole vectors, too. Clipping and expressions take such a vector as one tensor, so these figures say
+nothing of the tables of addresses that lists of separate tensors need.
+"""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ TILE_US = 1.6
 #: queries there and in -seed3-*; untuned for 256.
 ELEMENTWISE_START_US = {64: 2.0, 128: 3.0, 256: 10.0}
 #: Tiles by kind of arithmetic and padded width of a head: the largest found that do not spill registers (sm80 and
-#: sm90a, causal; Triton 3.6 and 3.9). Their speed is untuned, but for heads of 256 halves on sm90a (an H200).
+#: sm90a, causal; Triton 3.6 and 3.9), but for heads of f32 that are read one element at a time, which may a little.
+#: Their speed is untuned, but for heads of 256 halves on sm90a (an H200).
 TILES = Choice(
     usual={
         ("half", 64): (Tile(128, 64, 4, 3),),
