@@ -22,8 +22,8 @@ from cases import pinned
 from torch import Tensor
 
 import triplan as tp
-from triplan.facade.tables import TablePlan
 from triplan.sku import interpreting
+from triplan.testing.check import listed_by_turns
 from triplan.testing.values import draw as draw_values
 
 #: Where an entry runs: references on the CPU, Triton kernels in the interpreter and on the GPU.
@@ -260,8 +260,7 @@ def repeated(plan: tp.Plan[Any, Any], values: Values, runs: range) -> Iterator[d
                 bits(dense).fill_((0x5A, 0xFF, 0x01)[run % 3] if t.dtype is not torch.bool else run % 2)
         if busy is not None and run:
             busy()
-        # Vectors that may be lists are lists every other time.
-        plan.run(plan._by_turns(args, run) if isinstance(plan, TablePlan) else args, workspace)
+        plan.run(listed_by_turns(plan, args, run), workspace)
         yield written
 
 

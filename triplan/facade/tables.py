@@ -180,11 +180,6 @@ class TablePlan(Plan[D, A]):
         parts = {name: list(t.detach().split(list(self._sizes))) for name, t in streams.items()}
         return replace(args, **parts)  # type: ignore[type-var]
 
-    def _by_turns(self, args: A, run: int) -> A:
-        """``args`` of whole vectors, in every other run as lists, for checks of both. (Those of no tensors have no
-        device.)"""
-        return self._split(args) if self._sizes and run % 2 == 0 else args
-
     def _write_tables(self, memory: Tensor, args: A) -> None:
         table = self._table
         table.write(memory[: table.nbytes], self._sizes, self._addresses(args))
