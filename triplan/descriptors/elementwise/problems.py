@@ -78,7 +78,10 @@ def _expression(op: str) -> Expr:
 
 
 def gradients_of(op: str | None, results: Mapping[str, Expr], wrt: Sequence[str]) -> dict[str, Expr]:
-    """What ``gradients`` finds for ``results``, which are those of the named op ``op``, if it is one."""
+    """What ``gradients`` finds for ``results``, which are those of the named op ``op``, if it is one.
+
+    (An expression that has a logit in it has the gradient of its tree, which is a number outside [0, 1].)
+    """
     if op == "logit":  # as torch's: NaN outside [0, 1]. 1 division, where that of its expression has 4
         products = {name: operand(name) * (1 - operand(name)) for name in wrt}
         dout = operand(f"d{next(iter(results))}")

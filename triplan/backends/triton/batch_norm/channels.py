@@ -312,7 +312,7 @@ def summing(desc: ImagesProblem, found: Geometry, which: Any, merge: Any, given:
     alone = {"rows": Int(desc.batch), "channels": count(desc.channels)} if found.pixels > 1 else {}
     own = {**given, "each": Int(found.each)}
     tile = {"LAST": found.last, "COMPUTE": acc, "ROWS": found.height, "BLOCK": found.block}
-    # There are registers for another tile if it need not be widened, and is loaded without others.
+    # A second tile fits the registers where its elements are not widened and no residual is read beside it.
     several = found.each > 1 and isinstance(desc, BatchNormBackwardDescriptor) and not desc.residual
     tile["AHEAD"] = several and desc.element is desc.element.compute
     merging = {"COMPUTE": acc, "PARTS": parts, "BLOCK": MERGE_CHANNELS}

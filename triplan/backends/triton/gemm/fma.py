@@ -94,7 +94,7 @@ TALL_ROWS_WAVES = 2
 #: such a part of the FMAs' time. From runs on an H200 that are not published, of 2048 and 4096 rows.
 COPIED_SHARE = 0.02
 #: The same of a factor whose rows begin anywhere: its copy is loaded in vectors, which saves as much (``SINGLE``), and
-#: lets the widest tile be taken.
+#: lets the widest tile be taken. Untuned.
 COPIED_SINGLE_SHARE = 0.06
 #: Of splits whose estimates are within this factor of the lowest, that of the fewest pieces is taken. Untuned.
 NEAR = 1.005
@@ -284,10 +284,10 @@ def fma_us(desc: MatrixProductDescriptor, split: Split, target: Target, copied: 
     rate = WIDE_MFLOP_US if resident == 1 else MFLOP_US
     a, b = _factors(p)
     slower = SINGLE ** sum(_vector(o) == 1 for o in (a, b))
-    copied = is_row_major(a) and not _is_held(p, tile)
-    if is_row_major(a) and (tile.m, tile.n) == (128, 128) and (waves <= TALL_ROWS_WAVES or copied):
+    direct = is_row_major(a) and not _is_held(p, tile)
+    if is_row_major(a) and (tile.m, tile.n) == (128, 128) and (waves <= TALL_ROWS_WAVES or direct):
         slower *= TALL_ROWS
-    if tile.n < WARP_N and copied and _vector(a) == 1:
+    if tile.n < WARP_N and direct and _vector(a) == 1:
         slower *= NARROWEST_COPIED if tile.n <= LEAST_N else NARROW_COPIED
     elif tile.n < WARP_N:
         slower *= NARROW

@@ -43,8 +43,8 @@ FIXED_US, BETWEEN_US = 8.0, 6.0
 MFLOP_US = 0.59
 #: Microseconds of copying 1000 elements one at a time, on one multiprocessor.
 SINGLE_US = 0.12
-#: m * n / (m + n) of the largest C. Beyond, wgmma saves more on 2 * m * n operations at each k, which it does half as
-#: fast again, than copies of m + n elements take, for each of which 8 bytes pass the card's memory.
+#: m * n / (m + n) of the largest C. Of a larger one wgmma, which is half as fast again, saves more of the 2 * m * n
+#: operations at each k than the copies of m + n elements take, each of which passes memory twice.
 LARGEST = 640
 #: Exponent p of the p-norm that combines the limits.
 LIMITS_POWER = 2.4

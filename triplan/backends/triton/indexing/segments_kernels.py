@@ -242,10 +242,10 @@ def segments_kernel(
     """table[slot, lane] = sum of the slot's segment, added to what the table holds with KEEP.
 
     ``dense`` (count, outer x inner lanes, or ``span`` from one contribution to the next) and ``table`` (slots, outer x
-    inner), of any strides; ``keys`` and ``order``
-    (count,) i32; ``starts`` (slots + 1,) i32; ``partials`` (windows, outer * inner) in COMPUTE. A program takes COLS
-    inner lanes of ROWS items: slots, whose segments ``starts`` bounds; or, if ``starts`` is None, sorted positions, and
-    the position that starts a segment sums it. With KEEP slots without contributions are not written.
+    inner), of any strides; ``keys`` and ``order`` (count,) i32; ``starts`` (slots + 1,) i32; ``partials`` (windows,
+    outer * inner) in COMPUTE. A program takes COLS inner lanes of ROWS items: slots, whose segments ``starts`` bounds;
+    or, if ``starts`` is None, sorted positions, and the position that starts a segment sums it. With KEEP slots without
+    contributions are not written.
     """
     pid = tl.program_id(0)
     col_blocks = tl.cdiv(inner, COLS)
