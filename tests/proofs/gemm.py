@@ -13,8 +13,11 @@ import triplan as tp
 from proofs import Kind, Problem, Variant, draw, joins
 
 ROWS, COLUMNS = 24, 32
-#: B's columns are contiguous.
-TURNED = {"layouts": {"b": tp.Layout.strided(unit_axis=0)}}
+
+
+def turned(name: str, axis: int) -> dict[str, Any]:
+    """Options for a factor whose columns are contiguous."""
+    return {"layouts": {name: tp.Layout.strided(unit_axis=axis)}}
 
 
 class Gemm(Problem):
@@ -32,8 +35,8 @@ class Gemm(Problem):
             a, b, c0 = a[:, None], b.expand(m, k, n).contiguous(), c0[:, None]
         else:
             self.desc = tp.GemmDescriptor(m=m, n=n, k=k, **options)
-        if "layouts" in options:
-            b = b.mT.contiguous().mT
+        layouts = options.get("layouts", {})
+        a, b = (x.mT.contiguous().mT if name in layouts else x for name, x in (("a", a), ("b", b)))
         named = {"a": a, "b": b, "c0": c0, "bias": bias}
         self.values = {o.name: named[o.name] for o in self.desc.operands() if o.name in named}
 
@@ -54,8 +57,21 @@ class Gemm(Problem):
         return Variant(other, lambda out: out["c"], lambda out: out["c"])
 
 
-def make(batched: bool, n: int, element: tp.ElementKind, kind: Kind, columns: int = COLUMNS, **options: Any) -> Gemm:
-    """k = ``n`` (even). In ``cancelling`` the second half of k opposes the first, and all are shuffled."""
+def make(
+    batched: bool,
+    n: int,
+    element: tp.ElementKind,
+    kind: Kind,
+    columns: int = COLUMNS,
+    tf32: bool = False,
+    **options: Any,
+) -> Gemm:
+    """k = ``n`` (even). In ``cancelling`` the second half of k opposes the first, and all are shuffled.
+
+    ``tf32``: f32 is multiplied as tf32.
+    """
+    if tf32 and element is tp.ElementKind.F32:
+        options["math"] = "tf32"
     g = torch.Generator().manual_seed(0)
     a, b = draw((ROWS, n), element, kind, n, g), draw((n, columns), element, kind, n, g)
     if kind == "huge" and element is tp.ElementKind.F64:
@@ -115,7 +131,7 @@ def make_any(batched: bool, n: int, element: tp.ElementKind, kind: Kind, **optio
 
 
 _OPTIONS: tuple[dict[str, Any], ...] = ({}, {"epilogue": "bias"}, {"epilogue": "bias_relu", "reads_c0": True})
-joins("gemm", *_OPTIONS, TURNED, {"columns": 1})(partial(make, False))
-joins("batched_gemm", *_OPTIONS, {"layouts": {"b": tp.Layout.strided(unit_axis=1)}}, {"symmetric": True})(
+joins("gemm", *_OPTIONS, turned("b", 0), {**turned("a", 0), "tf32": True}, {"columns": 1})(partial(make, False))
+joins("batched_gemm", *_OPTIONS, turned("b", 1), {**turned("a", 1), "tf32": True}, {"symmetric": True})(
     partial(make_any, True)
 )
