@@ -26,13 +26,14 @@ LONGEST = 4096
 WARPS = 8
 #: Elements of a thread at least, where a row has so many. Untuned.
 ITEMS = 8
-#: Elements that a multiprocessor orders by one digit in a microsecond: each takes about 90 instructions. Untuned.
-SM_ORDERED_PER_US = 2300
-#: Microseconds of a multiprocessor for a warp's counters of one digit: about 100 instructions. Untuned.
-COUNTERS_US = 0.014
-#: Microseconds until a warp has counted one of each lane's elements by one digit: the next one waits for its counters.
-#: From one row of 128 elements of f16 in ``bench anywhere sorting --seed 2`` on an H200.
-ITEM_US = 0.07
+# Fitted to ``bench anywhere sorting``, seeds 1, 2, 3 and 51, on an H200:
+#: Elements that a multiprocessor orders by one digit in a microsecond: each takes about 90 instructions.
+SM_ORDERED_PER_US = 2800
+#: Microseconds of a multiprocessor for each program, and for a warp's counters of one digit.
+PROGRAM_US, COUNTERS_US = 0.025, 0.025
+#: Microseconds of a digit that a program alone waits for: counters are cleared, summed and read again, elements
+#: exchanged, each behind a barrier. And for each element of a thread: the next one waits for its warp's counters.
+DIGIT_US, ITEM_US = 0.11, 0.077
 
 
 def shape_of(desc: Ordered) -> tuple[int, int]:
@@ -52,9 +53,10 @@ def rank(desc: Ordered, target: Target) -> float:
     """Each digit orders the elements of the lanes, of which a row may need fewer: instructions of all, or latency."""
     warps, items = shape_of(desc)
     moved = desc.n * desc.element.itemsize + kept_of(desc)[1] * (desc.element.itemsize + 8)
-    digit_us = 32 * warps * items / SM_ORDERED_PER_US + warps * COUNTERS_US
-    ordered_us = max(-(-desc.rows // target.sm_count) * digit_us, items * ITEM_US)
-    return LAUNCH_US + waves_us(max(desc.rows, 1), moved, target) + desc.element.itemsize * ordered_us
+    digits = desc.element.itemsize
+    each = PROGRAM_US + digits * (32 * warps * items / SM_ORDERED_PER_US + warps * COUNTERS_US)
+    ordered_us = max(-(-desc.rows // target.sm_count) * each, digits * (DIGIT_US + items * ITEM_US))
+    return LAUNCH_US + waves_us(max(desc.rows, 1), moved, target) + ordered_us
 
 
 def _block(desc: Ordered, target: Target) -> list[Launch]:

@@ -132,7 +132,8 @@ def rank(desc: Selection, target: Target) -> float:
     found, sms, itemsize = 0.0, target.sm_count, desc.element.itemsize
     for stage in stages(desc, target):
         programs = desc.rows * stage.parts
-        size, pairs = stage.longest * itemsize, stage.k**2
+        # (Keys of 64 bits are compared in two steps.)
+        size, pairs = stage.longest * itemsize, stage.k**2 * max(itemsize // 4, 1)
         each = PROGRAM_US + stage.longest / SM_KEYS_PER_US[itemsize] + stage.warps * BISECTION_US * itemsize / 4
         each += pairs * PAIR_US
         alone = size / SM_BYTES_PER_US + LATENCY_US + pairs * PAIR_ALONE_US

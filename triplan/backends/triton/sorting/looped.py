@@ -39,10 +39,12 @@ def supports(desc: Selection, target: Target) -> Support:
 
 
 def rank(desc: Selection, target: Target) -> float:
-    """Each pass counts the digits of the row; or one program's latency is the limit."""
+    """Each pass counts the digits of the row's blocks, also in lanes behind its end; or one program's latency is the
+    limit."""
     passes, size = desc.element.itemsize + 1, desc.element.itemsize
     pairs = desc.k**2 if isinstance(desc, TopKDescriptor) else 0
-    each = passes * (SM_PASS_US + desc.n / SM_DIGITS_PER_US) + pairs * PAIR_US
+    block = block_of(desc)[0]
+    each = passes * (SM_PASS_US + -(-desc.n // block) * block / SM_DIGITS_PER_US) + pairs * PAIR_US
     alone = passes * (PASS_US + desc.n * size / SM_BYTES_PER_US) + pairs * PAIR_ALONE_US
     return LAUNCH_US + max(alone, -(-desc.rows // target.sm_count) * each)
 

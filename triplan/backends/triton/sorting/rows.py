@@ -30,6 +30,9 @@ REGISTERS = 128
 #: Elements that a multiprocessor moves by one step of a bitonic sort in a microsecond, by bytes of an element: a step
 #: of 32 bits compiles to about 5 instructions an element, one of 64 bits to 11, and it does 64 in a cycle. Untuned.
 SM_STEPS_PER_US = {1: 22_000, 2: 22_000, 4: 10_000, 8: 10_000}
+#: How much longer a program alone takes, whose steps wait for each other: about the geometric mean of problems of
+#: ``bench anywhere sorting``, seeds 1, 2, 3 and 51, on an H200 (0.6 to 5).
+ALONE = 2.2
 
 
 def tile_of(desc: Ordered) -> tuple[int, int]:
@@ -52,7 +55,7 @@ def rank(desc: Ordered, target: Target) -> float:
     kept = kept_of(desc)[1]
     moved = (desc.n * desc.element.itemsize + kept * (desc.element.itemsize + 8)) * rows
     waves = -(-programs // target.sm_count)
-    sorting_us = waves * rows * block * steps / SM_STEPS_PER_US[desc.element.itemsize]
+    sorting_us = max(waves, ALONE) * rows * block * steps / SM_STEPS_PER_US[desc.element.itemsize]
     return LAUNCH_US + waves_us(programs, moved, target) + sorting_us
 
 
