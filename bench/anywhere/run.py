@@ -183,25 +183,35 @@ def mismatch(c: Case, run: Run, peer: Peer, t: Tensors, apart: float = SAME_WORK
     The default is no tolerance, only proof that both did the same work. Of an in-out, what was added is compared.
     """
     outputs = {o.name: o for o in c.desc.operands() if o.is_written}
-    before = {name: t[name].clone() for name, o in outputs.items() if o.role is Role.IN_OUT}
-    wanted = {name: value.clone() for name, value in peer(t).items()}
+    before = {name: _whole(t[name]).clone() for name, o in outputs.items() if o.role is Role.IN_OUT}
+    wanted = {name: _whole(value).clone() for name, value in peer(t).items()}
     for name, o in outputs.items():
-        if name in before:
+        if isinstance(t[name], list):
+            sizes = [x.numel() for x in t[name]]
+            for x, part in zip(t[name], before[name].split(sizes), strict=True):
+                x.copy_(part)
+        elif name in before:
             t[name].copy_(before[name])
         else:
             t[name].fill_(float("nan") if o.element.is_floating_point else 0)
     run(0)
     for name, want in wanted.items():
-        got, want = t[name].double(), want.double().reshape(t[name].shape)
+        found = _whole(t[name])
+        got, want = found.double(), want.double().reshape(found.shape)
         # Steps of torch's in 16 bits overflow where ours in f32 do not.
         other = math.inf if outputs[name].element.itemsize > 2 else 0.0
         error = torch.where(want.isfinite(), got - want, torch.where(got.isfinite(), other, 0.0))
         change = want - before[name].double() if name in before else want
-        eps = torch.finfo(t[name].dtype).eps if t[name].is_floating_point() else 0.0
+        eps = torch.finfo(found.dtype).eps if found.is_floating_point() else 0.0
         change, whole = (float(x.nan_to_num(0.0, 0.0, 0.0).norm()) for x in (change, want))
         if not float(error.norm()) <= apart * change + eps * whole:  # NaN is bad
             return f"wrong: {name} differs from torch's"
     return ""
+
+
+def _whole(value: Any) -> Any:
+    """A tensor, or those of a list behind each other."""
+    return torch.cat(value) if isinstance(value, list) else value
 
 
 @dataclass

@@ -34,7 +34,8 @@ def inverted(plan: Any, args: Any, t: Tensors) -> None:
     plan.run(args)
     for o in plan.descriptor.operands():
         if o.is_written:
-            t[o.name].copy_(t[o.name] == 0)
+            for x in t[o.name] if isinstance(t[o.name], list) else [t[o.name]]:
+                x.copy_(x == 0)
 
 
 def size(c: Case) -> float:

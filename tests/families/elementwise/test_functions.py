@@ -234,14 +234,27 @@ def test_out_of_another_float_is_rounded_once(dtype: torch.dtype, monkeypatch: p
     assert written == ([] if dtype is torch.float64 else [dtype])
 
 
-def test_the_gradient_of_logit_is_torchs_everywhere() -> None:
-    """Its domain is [0, 1]: the gradient is infinite at the ends, and NaN beyond."""
-    given = torch.tensor([-0.5, 0.0, 0.3, 1.0, 1.5, torch.nan, torch.inf], dtype=torch.float64)
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("eps", [None, 0.0, 0.1])
+def test_the_gradient_of_logit_is_torchs_everywhere(eps: float | None, scaled: bool) -> None:
+    """Its domain is [0, 1]: the gradient is infinite at the ends, and NaN beyond. Between other ops it is the same."""
+
+    def wanted(x: Tensor) -> Tensor:
+        return torch.logit(2 * x, eps) * x if scaled else torch.logit(x, eps)
+
+    def tree(x: Any) -> Any:
+        p = 2 * x if scaled else x
+        found = tp.expr.logit(p) if eps is None else tp.expr.logit_clamped(p, eps)
+        return found * x if scaled else found
+
+    points = (-torch.inf, -0.5, 0.0, 0.05, 0.1, 0.15, 0.3, 0.5, 0.95, 1.0, 1.5, torch.inf, torch.nan)
+    given = torch.tensor(points, dtype=torch.float64)
     found = []
-    for function in (torch.logit, F.logit):
+    for function in (wanted, lambda x: F.expression(tree, x), *(() if scaled else (lambda x: F.logit(x, eps),))):
         x = given.clone().requires_grad_()
         found += torch.autograd.grad(function(x).sum(), x)
-    torch.testing.assert_close(found[1], found[0], equal_nan=True)
+    for gradient in found[1:]:
+        torch.testing.assert_close(gradient, found[0], equal_nan=True)
 
 
 def test_gradients_are_one_launch_of_those_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,13 @@ from cases.elementwise import ELEMENTS, SPECIAL, TAME, expression, problem, torc
 from proofs import target
 
 import triplan as tp
+from triplan.backends.triton.common import maths_kernels as maths
 from triplan.backends.triton.common.accuracy import SHORT
 from triplan.backends.triton.common.expressions import text
 from triplan.backends.triton.elementwise.entries import OPS, VERSIONS
 from triplan.descriptors.elementwise.problems import NAMED, _expression, _gradient
 from triplan.descriptors.expressions.expression import FUNCTIONS, flattened
+from triplan.descriptors.expressions.tree import spelled_out
 from triplan.testing import check_plan
 
 Tensor = torch.Tensor
@@ -189,21 +191,21 @@ def test_integers_of_64_bits_are_divided(where: str, op: str) -> None:
 
 
 def test_the_version_tells_which_ops_got_new_bits() -> None:
-    """Of trees with functions that got a short form (three had one from the beginning); then of those with rsqrt."""
+    """Of trees with functions that got a short form (three had one from the beginning), or other bits after that."""
     new = SHORT.keys() - {"exp", "sigmoid", "normal_cdf"}
-    found = {"expression": 3, "logit_backward": 2}
+    found = {"expression": 3, "logit_backward": 2, "logit_clamped_backward": 2}
     for op in OPS.keys() - found.keys():
         name = op.removesuffix("_backward")
-        nodes, _ = flattened([_expression(op) if name == op else _gradient(name)])
+        nodes, _ = spelled_out(*flattened([_expression(op) if name == op else _gradient(name)]))
         names = {str(node[0]) for node in nodes}
-        if version := 3 if "rsqrt" in names else 2 if new & names else 0:
+        if version := 3 if maths.VERSIONS.keys() & names else 2 if new & names else 0:
             found[op] = version
     assert found == VERSIONS
 
 
 @pytest.mark.parametrize(("op", "is_new"), [("rsqrt", True), ("asinh_backward", True), ("sqrt", False)])
 def test_numerics_ids_tell_new_bits_of_a_function(op: str, is_new: bool) -> None:
-    """The text of f32's rsqrt is what it was when it had other bits."""
+    """The text of a function with other bits is what it was; its version is what tells."""
     desc: Any = tp.descriptor_types()[op](op=op, element="f32", input_shape=(8,))
     first = hashlib.sha256(text(desc).encode()).hexdigest()[:16]
     assert (first not in str(tp.plan(desc, target="h200").sku().numerics_id)) == is_new

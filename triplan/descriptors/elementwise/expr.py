@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import math
 
-from triplan.descriptors.expressions.expression import Expr, Operand, operand as operand
+from triplan.descriptors.expressions.expression import Expr, Operand, call, operand as operand
 from triplan.descriptors.expressions.functions import *  # noqa: F403
 from triplan.descriptors.expressions.functions import (
     abs,
-    clamp,
     eq,
     expm1,
     isnan,
-    log,
     log1pexp,
     normal_cdf,
     round,
@@ -32,8 +30,7 @@ from triplan.descriptors.expressions.functions import (
 # --- unary ---
 def square(x: Expr) -> Expr: return x * x
 def frac(x: Expr) -> Expr: return x - trunc(x)
-def logit(x: Expr) -> Expr: return log(x / (1.0 - x))
-def logit_clamped(x: Expr, eps: Operand = 1e-6) -> Expr: return logit(clamp(x, eps, 1 - eps))
+def logit_clamped(x: Expr, eps: Operand = 1e-6) -> Expr: return call("logit_clamped", x, eps)
 def nan_to_num(x: Expr, nan: Operand = 0.0, posinf: Operand = math.inf, neginf: Operand = -math.inf) -> Expr:
     return where(isnan(x), nan, where(eq(x, math.inf), posinf, where(eq(x, -math.inf), neginf, x)))
 # times = 10**decimals for decimals >= 0, else over = 10**-decimals; the other is 1.

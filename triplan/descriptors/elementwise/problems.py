@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from types import FunctionType
@@ -77,21 +76,9 @@ def _expression(op: str) -> Expr:
     return found
 
 
-def gradients_of(op: str | None, results: Mapping[str, Expr], wrt: Sequence[str]) -> dict[str, Expr]:
-    """What ``gradients`` finds for ``results``, which are those of the named op ``op``, if it is one.
-
-    (An expression that has a logit in it has the gradient of its tree, which is a number outside [0, 1].)
-    """
-    if op == "logit":  # as torch's: NaN outside [0, 1]. 1 division, where that of its expression has 4
-        products = {name: operand(name) * (1 - operand(name)) for name in wrt}
-        dout = operand(f"d{next(iter(results))}")
-        return {f"d{name}": expr.where(p < 0, math.nan, dout / p) for name, p in products.items()}
-    return gradients(results, wrt)
-
-
 @cache
 def _gradient(op: str) -> Expr:
-    return gradients_of(op, {"out": _expression(op)}, "x")["dx"]
+    return gradients({"out": _expression(op)}, "x")["dx"]
 
 
 def _differentiable(op: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from triplan.descriptors.expressions.expression import FUNCTIONS, Expr, arguments, flattened, leaf, operand, rebuilt
+from triplan.descriptors.expressions.expression import Expr, arguments, flattened, leaf, named, operand, rebuilt
 
 
 def gradients(results: Mapping[str, Expr], wrt: Sequence[str]) -> dict[str, Expr]:
@@ -29,7 +29,7 @@ def gradients(results: Mapping[str, Expr], wrt: Sequence[str]) -> dict[str, Expr
         if node[0] == "operand":
             found[str(node[1])] = g
             continue
-        function, at = FUNCTIONS[str(node[0])], list(arguments(node))
+        function, at = named(str(node[0])), list(arguments(node))
         parts = () if function.gradient is None else function.gradient(g, values[i], *(values[a] for a in at))
         for a, part in zip(at, parts, strict=False):
             if part is not None and needed[a]:

@@ -82,6 +82,8 @@ class Function:
         slope: a bound on its derivative. None if it is monotone or convex along each argument: then its largest change
             over an interval is at an end of the interval. (Running errors need this.)
         gradient: None if it is 0 everywhere, or if the function takes no floats.
+        body: of a composed function, which has a gradient of its own: what builds its tree, of functions that are not
+            composed. Kernels and the reference meet that tree alone.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Function:
     result: str
     slope: float | None = None
     gradient: Gradient | None = field(default=None, compare=False)
+    body: Callable[..., Expr] | None = field(default=None, compare=False)
 
     def __call__(self, *args: Operand) -> Expr:
         if len(args) != self.arity:
@@ -98,20 +101,35 @@ class Function:
 
 
 FUNCTIONS: dict[str, Function] = {}
+#: The composed functions.
+COMPOSED: dict[str, Function] = {}
 
 
 def function(
-    name: str, takes: str, result: str, gradient: Gradient | None = None, *, slope: float | None = None, arity: int = 0
+    name: str,
+    takes: str,
+    result: str,
+    gradient: Gradient | None = None,
+    *,
+    slope: float | None = None,
+    arity: int = 0,
+    body: Callable[..., Expr] | None = None,
 ) -> Function:
     """Add a function to the maths table. Its arity is that of ``gradient``, if it has one."""
     if gradient is not None:
         arity = len(inspect.signature(gradient).parameters) - 2
-    found = FUNCTIONS[name] = Function(name, arity, takes, result, slope, gradient)
+    found = Function(name, arity, takes, result, slope, gradient, body)
+    (FUNCTIONS if body is None else COMPOSED)[name] = found
     return found
 
 
+def named(name: str) -> Function:
+    """The function ``name``, composed or not."""
+    return FUNCTIONS[name] if name in FUNCTIONS else COMPOSED[name]
+
+
 def call(name: str, *args: Operand) -> Expr:
-    return FUNCTIONS[name](*args)
+    return named(name)(*args)
 
 
 def operand(name: str) -> Expr:

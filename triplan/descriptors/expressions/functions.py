@@ -82,6 +82,15 @@ erfc = function("erfc", ANY, "float", lambda g, v, x: (-g * (2 / math.sqrt(math.
 normal_cdf = function("normal_cdf", ANY, "float", lambda g, v, x: (g * ((2 * math.pi) ** -0.5 * exp(-0.5 * (x * x))),))
 sigmoid = function("sigmoid", ANY, "float", lambda g, v, x: (g * (v * (1 - v)),))
 log1pexp = function("log1pexp", ANY, "float", lambda g, v, x: (g * sigmoid(x),))
+# Composed: the gradients of their trees are numbers where they are NaN, and take four divisions in place of one.
+logit = function("logit", ANY, "float", lambda g, v, x: (_of_logit(g, x),), body=lambda x: _log_odds(x))
+function(
+    "logit_clamped",
+    ANY,
+    "float",
+    lambda g, v, x, eps: _of_clamped(g, x, eps, 1 - eps),
+    body=lambda x, eps: _log_odds(clamp(x, eps, 1 - eps)),
+)
 
 # --- rounding, tests ---
 floor: Function = function("floor", NUMBER, "same", arity=1)
@@ -114,7 +123,7 @@ bitwise_right_shift = function("bitwise_right_shift", "i", "same", arity=2)
 where: Function = function("where", ANY, "select", lambda g, v, c, x, y: (None, where(c, g, 0), where(c, 0, g)))
 
 
-clamp = function(
+clamp: Function = function(
     "clamp",
     ANY,
     "same",
@@ -131,6 +140,22 @@ def _turned(part: Expr, x: Expr, y: Expr) -> Expr:
     """``part / (x**2 + y**2)``; 0 at the origin."""
     square = x * x + y * y
     return where(eq(square, 0), 0, part / square)
+
+
+def _log_odds(p: Expr) -> Expr:
+    return log(p / (1.0 - p))
+
+
+def _of_logit(g: Expr, p: Expr) -> Expr:
+    """The gradient of p in logit(p)."""
+    product = p * (1 - p)
+    return where(product < 0, math.nan, g / product)
+
+
+def _of_clamped(g: Expr, x: Expr, low: Expr, high: Expr) -> tuple[Expr, Expr]:
+    """The gradients of x and of ``low`` in logit(clamp(x, low, high)), with ``high = 1 - low``."""
+    found = _of_logit(g, clamp(x, low, high))
+    return where((x < low) | (x > high), 0, found), where(x < low, found, where(x > high, -found, 0))
 
 
 def _larger(g: Expr, x: Expr, y: Expr) -> Expr:

@@ -10,7 +10,16 @@ from typing import Any
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KINDS, elementwise_dtypes
 
-from triplan.descriptors.expressions.expression import FUNCTIONS, Node, arguments, number_of
+from triplan.descriptors.expressions.expression import (
+    COMPOSED,
+    FUNCTIONS,
+    Expr,
+    Node,
+    arguments,
+    flattened,
+    named,
+    number_of,
+)
 from triplan.errors import shown
 from triplan.sku import ElementKind
 
@@ -65,6 +74,12 @@ def checked(
 
     A result whose element is None has that of its node.
     """
+    for at, _ in results:
+        if not 0 <= at < len(nodes):
+            raise ValueError(f"a result is at node {shown(at)}; there are {len(nodes)} nodes")
+    if any(node and node[0] in COMPOSED for node in nodes):
+        nodes, roots = spelled_out(nodes, [at for at, _ in results])
+        results = [(at, element) for at, (_, element) in zip(roots, results, strict=True)]
     if not 0 < len(nodes) <= MAX_NODES:
         raise ValueError(f"{len(nodes)} nodes: a tree must have 1 to {MAX_NODES}")
     wide = any(element is F64 and rank for element, rank in operands.values())
@@ -84,9 +99,6 @@ def checked(
             types.append(Typed(_number(value, wide), NUMBER))
         else:
             types.append(_typed(str(node[0]), tuple(types[a] for a in args), wide))
-    for at, _ in results:
-        if not 0 <= at < len(nodes):
-            raise ValueError(f"a result is at node {shown(at)}; there are {len(nodes)} nodes")
     found = tuple((at, element or types[at].element) for at, element in results)
     for at, element in found:
         if element.is_floating_point < types[at].element.is_floating_point:
@@ -94,6 +106,16 @@ def checked(
                 f"a result of {types[at].element} cannot be stored as {element}; round and convert it first"
             )
     return Tree(tuple(nodes), tuple(types), found)
+
+
+def spelled_out(nodes: Sequence[Node], roots: Sequence[int]) -> tuple[tuple[Node, ...], tuple[int, ...]]:
+    """The nodes below ``roots`` with the trees of composed functions in their place, and the positions of ``roots``."""
+    values: list[Expr] = []
+    for at, node in enumerate(nodes):
+        name, args = str(node[0]), [values[a] for a in _arguments(at, node)]
+        body = COMPOSED[name].body if name in COMPOSED else None
+        values.append(Expr(name, *(args or node[1:])) if body is None else body(*args))
+    return flattened([values[at] for at in roots])
 
 
 def _arguments(at: int, node: Any) -> tuple[int, ...]:
@@ -104,11 +126,12 @@ def _arguments(at: int, node: Any) -> tuple[int, ...]:
         if not good:
             raise ValueError(f"nodes[{at}] = {shown(node)}: a leaf must be (operand, name) or (number, text)")
         return ()
-    if name not in FUNCTIONS:
-        raise ValueError(f"nodes[{at}] = {shown(node)}: not in the maths table, which has {', '.join(FUNCTIONS)}")
-    args = tuple(arguments(node))
-    if len(args) != len(node) - 1 or len(args) != FUNCTIONS[name].arity or not all(0 <= a < at for a in args):
-        raise ValueError(f"nodes[{at}] = {shown(node)}: {name} takes {FUNCTIONS[name].arity} earlier nodes")
+    if name not in FUNCTIONS and name not in COMPOSED:
+        known = ", ".join((*FUNCTIONS, *COMPOSED))
+        raise ValueError(f"nodes[{at}] = {shown(node)}: not in the maths table, which has {known}")
+    args, arity = tuple(arguments(node)), named(name).arity
+    if len(args) != len(node) - 1 or len(args) != arity or not all(0 <= a < at for a in args):
+        raise ValueError(f"nodes[{at}] = {shown(node)}: {name} takes {arity} earlier nodes")
     return args
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from triplan.descriptors.elementwise.problems import NAMED, gradients_of
-from triplan.descriptors.expressions.expression import FUNCTIONS, Expr, leaf, operand
+from triplan.descriptors.elementwise.problems import NAMED
+from triplan.descriptors.expressions.derivatives import gradients
+from triplan.descriptors.expressions.expression import COMPOSED, FUNCTIONS, Expr, leaf, operand
 
 #: Where functions are defined; elsewhere floats give NaN.
 _DOMAINS = {
@@ -64,7 +65,7 @@ def _gradients(name: str, operands: list[str], built: Expr) -> list[str]:
         function = FUNCTIONS[name].gradient
         given = (operand("g"), operand("out"), *map(operand, operands))
         return ["0" if e is None else written(leaf(e)) for e in (function(*given) if function else ())]
-    found = gradients_of(name, {"out": built}, operands)
+    found = gradients({"out": built}, operands)
     return [written(found[f"d{n}"]).replace("dout", "g") for n in operands]
 
 
@@ -75,7 +76,9 @@ def documented(function: str, parameters: Sequence[str], out: bool, inplace: boo
     operands = ["a", "b"] if name == "glu" else list(parameters[: named.operands])
     numbers = [operand(n) if n in parameters else leaf(value) for n, value in named.parameters.items()]
     built = named.build(*map(operand, operands), *numbers)
-    formula = f"{name}({', '.join(operands)})" if name in FUNCTIONS else written(built)
+    body = COMPOSED[name].body if name in COMPOSED else None
+    tree = built if body is None else body(*map(operand, operands))
+    formula = f"{name}({', '.join(operands)})" if name in FUNCTIONS else written(tree)
     lines = [f"Domain: {DOMAINS[name].format(*operands)}; NaN elsewhere."] if name in DOMAINS else []
     lines += [NOTES[function]] if function in NOTES else []
     found = _gradients(name, operands, built)

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch._prims_common import compute_elementwise_output_strides
 
-from triplan.descriptors.elementwise.problems import NAMED, NAMES, gradients_of
+from triplan.descriptors.elementwise.problems import NAMED, NAMES
+from triplan.descriptors.expressions.derivatives import gradients
 from triplan.descriptors.expressions.expression import Expr, flattened, operand, rebuilt
 from triplan.descriptors.expressions.tree import NUMBER, POINT, TENSOR, checked
 from triplan.facade import BinaryPlan, ExpressionPlan, TernaryPlan, UnaryPlan
@@ -82,7 +83,7 @@ def gradient(text: str, wrt: tuple[tuple[str, ElementKind], ...]) -> tuple[Formu
     Its first tensors are those of the formula, then the gradients of its results, as far as they are read.
     """
     of = formula(text)
-    found = gradients_of(of.named, {name: root for name, root, _ in of.results}, [name for name, _ in wrt])
+    found = gradients({name: root for name, root, _ in of.results}, [name for name, _ in wrt])
     results = tuple((f"d{name}", found[f"d{name}"], element) for name, element in wrt)
     moving = tuple(root.name != "number" for _, root, _ in results)
     results = tuple(r for r, moves in zip(results, moving, strict=True) if moves)
@@ -113,7 +114,7 @@ def _are_read(text: str) -> tuple[bool, ...]:
 
 def _roots(of: Formula) -> dict[str, Expr]:
     """The gradient of each tensor."""
-    found = gradients_of(of.named, {name: root for name, root, _ in of.results}, list(of.tensors))
+    found = gradients({name: root for name, root, _ in of.results}, list(of.tensors))
     return {name: found[f"d{name}"] for name in of.tensors}
 
 

@@ -51,10 +51,11 @@ def cast(value: str, held: ElementKind, wanted: ElementKind) -> str:
     return f"{value}{by}.to({TYPES[wanted]})"
 
 
-def text(desc: ExpressionProblem, rounds: bool = True) -> str:
+def text(desc: ExpressionProblem, rounds: bool = True, versions: bool = False) -> str:
     """Source text of a function of (values of the tensors, scalars) that returns the tuple of results.
 
     Values and results have their elements in memory, but results their compute elements if not ``rounds``; bool is i8.
+    With ``versions``, which only a numerics id wants, the names of functions have those of ``maths.VERSIONS``.
     """
     tree, read = desc.tree, desc.inputs_read()
     tensors = [i.name for i in read if i.shape is not None]
@@ -88,7 +89,7 @@ def text(desc: ExpressionProblem, rounds: bool = True) -> str:
                     given.append(cast(f"v{a}", tree.types[a].element.compute, kind))
             short = typed.element.itemsize == 2 and held is ElementKind.F32 and hasattr(maths, f"short_{name}")
             called = OF_BOOL.get(name, name) if common is BOOL else name
-            value = _called(f"{'short_' if short else ''}{called}", given)
+            value = _called(f"{'short_' if short else ''}{called}", given, versions)
             returned = I8 if function.result == "same" and common is BOOL else common
             returned = BOOL if function.result in ("bool", "truth") else returned
             assert returned is not None
@@ -103,16 +104,18 @@ def text(desc: ExpressionProblem, rounds: bool = True) -> str:
 
 
 def digest(desc: ExpressionProblem, rounds: bool = True) -> str:
-    """What stands for ``text`` in a numerics id. f32's rsqrt has had other bits, under the same name."""
-    source = text(desc, rounds).replace("rsqrt(", "rsqrt.v2(")
-    return hashlib.sha256(source.encode()).hexdigest()[:16]
+    """What stands for ``text`` in a numerics id, with the versions of its functions."""
+    return hashlib.sha256(text(desc, rounds, versions=True).encode()).hexdigest()[:16]
 
 
-def _called(name: str, args: list[str]) -> str:
+def _called(name: str, args: list[str], versions: bool) -> str:
     if name in maths.OPERATORS:
         return f"({args[0]} {maths.OPERATORS[name]} {args[1]})"
+    if name == "neg":
+        return f"(-{args[0]})"
     module = next((f"{m}." for m, names in maths.NATIVE.items() if name in names.split()), "")
-    return f"{module}{name}({', '.join(args)})" if name != "neg" else f"(-{args[0]})"
+    version = f".v{maths.VERSIONS[name]}" if versions and name in maths.VERSIONS else ""
+    return f"{module}{name}{version}({', '.join(args)})"
 
 
 def _constant(written: str, element: ElementKind) -> str:

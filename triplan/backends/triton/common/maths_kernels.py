@@ -29,6 +29,9 @@ NATIVE = {
     "erfc copysign",
     "tl": "where",
 }
+#: Versions of functions that got other bits under the same name, also by functions that they call, of any element. They
+#: are part of numerics ids. rsqrt: f32's is the hardware's.
+VERSIONS = {"rsqrt": 2}
 
 # --- what libdevice flushes ---
 

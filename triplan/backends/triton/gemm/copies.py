@@ -9,9 +9,9 @@ from typing import NamedTuple, TypeVar
 from triplan.backends.runtime.launch import Arg, Copy, Int, Launch, Scratch
 from triplan.backends.triton.common.card import OVERLAPPED_LAUNCH_US
 from triplan.backends.triton.common.copied import on_copies
-from triplan.backends.triton.common.offsets import bits, padded_bytes
+from triplan.backends.triton.common.copied_kernels import matrix_copy_kernel
+from triplan.backends.triton.common.offsets import bits, divisor, padded_bytes
 from triplan.backends.triton.common.tiles import fits_grid
-from triplan.backends.triton.gemm import copies_kernels as kernels
 from triplan.backends.triton.gemm.arguments import extent, matrix_strides
 from triplan.backends.triton.gemm.matrices import unit_axis, vector_elements
 from triplan.descriptors import Layout, Operand
@@ -105,8 +105,9 @@ class MatrixCopy(NamedTuple):
         o, itemsize = self.operand, self.operand.element.itemsize
         own, other = ("out", "source") if o.is_written else ("source", "out")
         names = "nm" if self.unit == 0 else "mn"  # the kernel's rows lie along the copy's unit-stride axis
-        args, known = matrix_strides(o, [f"{own}_{names[0]}", f"{own}_{names[1]}", f"{own}_batch"])
-        vectors = vector_elements(itemsize)
+        args, known = matrix_strides(o, [f"{own}_{names[0]}", f"{own}_{names[1]}", "batch"])
+        batch, vectors, several = args.pop("batch", Int(0, wide=True)), vector_elements(itemsize), len(o.shape) > 2
+        known.pop("batch", None)
         found: dict[str, Arg] = {
             own: bits(o),
             other: Scratch(offset, o.element.bits),
@@ -115,11 +116,13 @@ class MatrixCopy(NamedTuple):
             f"{other}_columns": extent(self.leading, itemsize),
             **args,
             f"{other}_m": Int(self.leading, wide=True, divisibility=vectors),
-            f"{other}_batch": Int(self.strides[0], wide=True, divisibility=vectors) if len(o.shape) > 2 else None,
+            f"{own}_batch": (batch,) if several else None,
+            f"{other}_batch": (Int(self.strides[0], wide=True, divisibility=vectors),) if several else None,
+            "sizes": (divisor(o.shape[0], False),) if several else None,
         }
         rows, columns = self.block
         constants = {**known, f"{other}_n": 1, "ROWS": rows, "COLUMNS": columns}
-        return Launch(kernels.matrix_copy_kernel, self.programs, found, constants, overlaps=True)
+        return Launch(matrix_copy_kernel, self.programs, found, constants, overlaps=True)
 
 
 def counted(copies: Sequence[MatrixCopy]) -> Support:

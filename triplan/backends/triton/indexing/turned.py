@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_two_in
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
+from triplan.backends.triton.common.copied_kernels import matrix_copy_kernel
 from triplan.backends.triton.common.offsets import bits, ceil_power, extents, padded
 from triplan.backends.triton.common.strides import axis_strides, count
-from triplan.backends.triton.indexing import turned_kernels as kernels
 from triplan.backends.triton.indexing.geometry import Geometry
 from triplan.descriptors import PACKED, packed_strides
 
@@ -89,27 +89,28 @@ def copy_launch(g: Geometry, to: Scratch) -> Launch:
     o, (row, col), (high, wide) = g.dense, _plane(g), _tile(g)
     others = [a for a in range(len(o.shape)) if a not in (row, col)]
 
-    def three(found: tuple[Arg, ...]) -> tuple[Arg, ...]:
-        """Of a stride for each axis: (those of the others, along rows, along columns)."""
-        rest = padded((Int(1, True) if found[a] is None else found[a] for a in others), Int(0, True, 16))
-        return rest, found[row], found[col]
+    def batch(found: tuple[Arg, ...]) -> Arg:
+        """Of a stride for each axis, those of the others."""
+        return padded((found[a] or Int(1, True) for a in others), Int(0, True, 16)) if others else None
 
     width = o.shape[col] if span(g) == g.fold[2] else span(g)
     steps = (n if a >= col else n // o.shape[col] * width for a, n in enumerate(packed_strides(o.shape)))
-    own = tuple(None if n == 1 else Int(n, True, power_of_two_in(n)) for n in steps)
+    lies, copy = axis_strides(o), tuple(Int(n, True, power_of_two_in(n)) for n in steps)
     return Launch(
-        kernels.turned_kernel,
+        matrix_copy_kernel,
         programs(g),
         {
             "source": bits(o),
             "out": replace(to, element=o.element.bits),
             "rows": count(o.shape[row]),
-            "cols": count(o.shape[col]),
-            "width": count(width),
-            "sizes": extents((o.shape[a] for a in others), wide=False),
-            "source_strides": three(axis_strides(o)),
-            "out_strides": three(own),
+            "source_columns": count(o.shape[col]),
+            "out_columns": count(width),
+            "source_n": lies[col],
+            "source_batch": batch(lies),
+            "out_m": copy[row],
+            "out_batch": batch(copy),
+            "sizes": extents((o.shape[a] for a in others), wide=False) if others else None,
         },
-        {"BLOCK_ROWS": high, "BLOCK_COLS": wide},
+        {"source_m": 1, "out_n": 1, "ROWS": high, "COLUMNS": wide},
         num_warps=WARPS,
     )

@@ -1,4 +1,4 @@
-"""Kernel of ``copies``: matrices between any strides."""
+"""Copies of operands for kernels that would read them slowly as they lie: matrices between any strides."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
@@ -6,6 +6,7 @@
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
+from triplan.backends.triton.common.offsets_kernels import unravel
 from triplan.backends.triton.common.overlap import begin
 
 
@@ -22,26 +23,27 @@ def matrix_copy_kernel(
     out_m,
     out_n,
     out_batch,
+    sizes,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """out[i] = source[i] for each matrix i of the batch.
+    """out[i] = source[i] for each matrix i, numbered row-major over ``sizes``, as ``unravel`` has them.
 
     ``source`` (rows, source_columns), ``out`` (rows, out_columns): what only ``source`` has is left out, what only
     ``out`` has is set to 0. They differ by less than a vector, so that one of the two is read or written in vectors.
-    ``x_m``, ``x_n`` and ``x_batch`` are the strides of x's rows, columns and matrices; the last are None without a
-    batch.
+    ``x_m`` and ``x_n`` are the strides of x's rows and columns, ``x_batch`` those along ``sizes``; these are None where
+    there is one matrix. Where one of the two is contiguous along rows and the other along columns, threads exchange a
+    block in shared memory.
     """
     begin(OVERLAPS)
     program = tl.program_id(0)
     across = tl.cdiv(out_columns, COLUMNS)
     tiles = tl.cdiv(rows, ROWS) * across
-    if out_batch is not None:
-        product = (program // tiles).to(tl.int64)
+    if sizes is not None:
+        source += unravel(program // tiles, sizes, source_batch)
+        out += unravel(program // tiles, sizes, out_batch)
         program = program % tiles
-        source += product * source_batch
-        out += product * out_batch
     # Blocks are [columns, rows]: where the compiler knows no stride, it lets consecutive threads access the first axis.
     row = ((program // across).to(tl.int64) * ROWS + tl.arange(0, ROWS))[None, :]
     column = ((program % across).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS))[:, None]
