@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from triplan.backends.runtime.launch import Arg, Launch
+from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.tiles import Tile
@@ -36,9 +36,6 @@ class LossBlocks(LossEntry):
     def block_tile(self) -> Tile:
         """A tile of a block of a row, or of several where neighbouring rows are adjacent and there are enough."""
         return self.rows.block_tile(crosses=self.rows.lanes >= self.rows.neighbours)
-
-    def arguments(self) -> dict[str, Arg]:
-        return super().arguments() | self.rows.sizes(turned=self.rows.crossed)
 
     def idle(self) -> bool:
         return self.rows.count == 0  # rows of no classes have a status: their targets are bad

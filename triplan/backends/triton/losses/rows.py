@@ -103,12 +103,12 @@ class ScaleRows(ScaleElements, ops=ScaleGradientDescriptor.ops()):
     def main(self) -> list[Launch]:
         return [self.launch(self.which[self.scatters()])]
 
+    def is_turned(self) -> bool:
+        """(Where the gradient cannot be stored by vectors, loads by vectors gain nothing.)"""
+        return super().is_turned() and self.rows.vector_bytes(self.desc.operand("dx")) >= LEAST_VECTOR
+
     def arguments(self) -> dict[str, Arg]:
-        if self.scatters():
-            return super().arguments() | self.points()
-        # (Where the gradient cannot be stored by vectors, loads by vectors gain nothing.)
-        stores = self.rows.vector_bytes(self.desc.operand("dx")) >= LEAST_VECTOR
-        return super().arguments() | self.rows.sizes(turned=self.rows.crossed and stores)
+        return super().arguments() | (self.points() if self.scatters() else {})
 
     def points(self) -> dict[str, Arg]:
         """Extents, and the strides of each operand along them."""

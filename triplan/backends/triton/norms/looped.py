@@ -73,6 +73,9 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
     def partials_tile(self) -> Tile:
         return self.tile if self.tile.rows > 1 else super().partials_tile()
 
+    def is_turned(self) -> bool:
+        return False
+
     def unroll(self) -> int:
         return self.rows.unroll(self.tile, 4 if self.rows.vectors else max(2 // len(self.read_first), 1))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.common.rows_entries import TurnedSplit
+from triplan.backends.triton.common.rows_entries import SplitRows
 from triplan.backends.triton.common.tiles import Tile, registers_for
 from triplan.backends.triton.norms import split_kernels as kernels
 from triplan.backends.triton.norms.parameters_kernels import norm_parameters_kernel
@@ -30,15 +30,13 @@ SHORT_ROW = 144
 LATER_US = 0.5
 
 
-class NormSplit(TurnedSplit, NormEntry, ops=OPS):
+class NormSplit(SplitRows, NormEntry, ops=OPS):
     versions, overlaps, held = (3, 5), True, (1, 2)
     turned_per_us = (1700.0, 1450.0, 1450.0)  # from drawn problems on an H200
     sku_version = 2  # of many blocks, several rows are taken together, and merged apart
-    pairs = (
-        (kernels.norm_partial_kernel, kernels.norm_finish_kernel),
-        (norm_parameters_kernel, kernels.norm_backward_finish_kernel),
-    )
+    reduced = (kernels.norm_partial_kernel, norm_parameters_kernel)
     merged = (kernels.norm_merge_kernel, kernels.norm_backward_merge_kernel)
+    which = (kernels.norm_finish_kernel, kernels.norm_backward_finish_kernel)
 
     def find_tile(self) -> Tile:
         return self.partials_tile() if self.backward else super().find_tile()

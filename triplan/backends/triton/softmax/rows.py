@@ -6,7 +6,7 @@ from typing import Any
 
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows import Rows
-from triplan.backends.triton.common.rows_entries import MOST_NARROW, WholeRows, flat_rows_of
+from triplan.backends.triton.common.rows_entries import MOST_NARROW, WholeRows, rows_of
 from triplan.backends.triton.common.tiles import Tile, registers_for
 from triplan.backends.triton.softmax import rows_kernels as kernels
 from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
@@ -67,7 +67,7 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         """Rows that lie among others are numbered row-major: those of a program then share sectors of memory. (Where no
         operand has the others adjacent, that was slower on an H200.)"""
         found = super().find_rows(desc)
-        return flat_rows_of(desc) if found.scattered() else found
+        return rows_of(desc, flat=True) if found.scattered() else found
 
     def exchanged(self) -> bool:
         """Whether programs read and write consecutive elements of packed rows, which begin between two vectors."""
