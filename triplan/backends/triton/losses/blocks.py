@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from triplan.backends.runtime.launch import Launch
@@ -9,7 +10,7 @@ from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.losses import blocks_kernels as kernels
-from triplan.backends.triton.losses.elements import SMALL_BLOCK, SMALL_WARPS
+from triplan.backends.triton.losses.elements import TILES
 from triplan.backends.triton.losses.shared import LEAST_VECTOR, LossEntry
 from triplan.descriptors import CrossEntropyBackwardDescriptor, NllLossBackwardDescriptor, Operand
 from triplan.sku import ElementKind, PrecisionGuarantee
@@ -19,10 +20,9 @@ MOST = 4096
 #: Programs at least that have blocks of several rows instead of whole rows. Untuned; 21 are slower. (From one drawn
 #: problem on an H200.)
 BUSY = 64
-#: Elements of a program, and its warps, where rows begin between two vectors, and the shortest such rows; and below how
-#: many elements in all programs are small, so that every multiprocessor has work. Untuned.
-FLAT_BLOCK, FLAT_WARPS, FLAT_FROM = 8192, 8, 64
-SMALL_FLAT = 1 << 18
+#: Elements of a program where rows begin between two vectors, and the shortest such rows; and below how many elements
+#: in all programs are small, so that every multiprocessor has work. Untuned.
+FLAT_TILES, FLAT_FROM, SMALL_FLAT = (Tile(1, 8192, 8), TILES[1]), 64, 1 << 18
 #: The tile of a row of at least as many elements that lie apart: parts of sectors are written close together.
 #: Chosen on an H200, by runs that are not published.
 STRIDED_TILE = Tile(1, 512, 4)
@@ -81,9 +81,8 @@ class NllLossBlocks(LossBlocks, ops=NllLossBackwardDescriptor.ops()):
 
     def find_tile(self) -> Tile:
         if self.flat():
-            small = self.rows.count * self.rows.n < SMALL_FLAT
-            block, warps = (SMALL_BLOCK, SMALL_WARPS) if small else (FLAT_BLOCK, FLAT_WARPS)
-            return Tile(ceil_power(block // self.rows.n + 2), block, warps)
+            tile = FLAT_TILES[self.rows.count * self.rows.n < SMALL_FLAT]
+            return replace(tile, rows=ceil_power(tile.block // self.rows.n + 2))
         if self.rows.is_strided() and self.rows.n >= STRIDED_TILE.block:
             return STRIDED_TILE
         return self.rows.whole_tile(MOST) or self.block_tile()
