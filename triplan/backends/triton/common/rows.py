@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from triplan.backends.runtime.launch import Arg, Int, Stride, power_of_two_in
 from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, padded
-from triplan.backends.triton.common.tiles import Tile, warps_for
+from triplan.backends.triton.common.tiles import Tile, tile_of
 from triplan.descriptors import Operand, packed_strides
 from triplan.descriptors.base import RowsDescriptor
 from triplan.descriptors.fields import AxisField
@@ -228,15 +228,13 @@ class Rows:
             rows = max(each // block, 1)
             return None if block > most else Tile(rows, block, max(rows * block // each, 1))
         if self.across or self.crossed:
-            elements = self.neighbours * block
-            if elements <= min(most, 8192):
-                return Tile(self.neighbours, block, warps_for(elements, self.element.itemsize))
+            if self.neighbours * block <= min(most, 8192):
+                return tile_of(self.neighbours, block, self.element.itemsize)
             if self.across:
                 return None
         if block > (most if self.unit else min(most, 4096)):
             return None
-        rows = max(held // size // block, 1)
-        return Tile(rows, block, warps_for(rows * block, size))
+        return tile_of(max(held // size // block, 1), block, size)
 
     def turned_tile(self, operands: Sequence[Operand], times: int, held: int) -> Tile | None:
         """The tile of a block of several rows, ``held`` of ``operands`` at a time, where neighbouring rows are adjacent
@@ -251,16 +249,14 @@ class Rows:
 
     def lone_tile(self, operands: Sequence[Operand], held: int) -> Tile:
         """The tile that holds one block of one row of any length, of ``held`` of ``operands`` at a time."""
-        contiguous = all(map(self.is_along, operands))
-        size = self.element.itemsize if contiguous else 8
-        block = min(ceil_power(self.n), 32768 // size // held, 8192)
-        return Tile(1, block, warps_for(block, size))
+        size = self.element.itemsize if all(map(self.is_along, operands)) else 8
+        return tile_of(1, min(ceil_power(self.n), 32768 // size // held, 8192), size)
 
     def block_tile(self, operands: int = 1, crosses: bool = False) -> Tile:
         """The tile that holds one block of rows of any length, of ``operands`` operands at a time: of several rows
         where neighbours are adjacent, with ``crosses`` also where they are ``crossed``."""
         if self.across or (self.crossed and crosses):
-            return Tile(self.neighbours, 4096 // self.neighbours, warps_for(4096, self.element.itemsize))
+            return tile_of(self.neighbours, 4096 // self.neighbours, self.element.itemsize)
         return self.lone_tile(self.operands, operands)
 
     def loop_tile(self, held: int, operands: int = 1, most_warps: int = 0) -> Tile:

@@ -3,7 +3,7 @@
 A family writes a subclass of ``Entry`` with what its ops share, and for each kernel a subclass of its kind
 (``WholeRows``, ``LoopedRows``, ``SplitRows``) and of that, in this order. From these follow when the entry applies, its
 cost, workspace, numerics id and launches. A family must write ``guaranteed``, and each kernel ``find_tile``, and
-``main`` or ``which`` (a split ``pairs`` and ``partials``); all else has a default. A class that is given ``ops`` is
+``main`` or ``which`` (a split ``which`` and ``partials``); all else has a default. A class that is given ``ops`` is
 registered for them. An instance is the kernel applied to one problem, so that each fact of it is found once.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
@@ -20,7 +19,7 @@ from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import L2_BYTES, LAUNCH_US, OVERLAPPED_LAUNCH_US, SM_PROGRAMS, SM_WARPS
 from triplan.backends.triton.common.offsets import TL, ceil_power, layout, padded_bytes, values
 from triplan.backends.triton.common.rows import Rows
-from triplan.backends.triton.common.tiles import Tile, again_us, registers_for, warps_for, waves_us
+from triplan.backends.triton.common.tiles import Tile, again_us, registers_for, tile_of, waves_us
 from triplan.descriptors import Operand, Role
 from triplan.descriptors.base import RowsDescriptor
 from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target, interpreting
@@ -45,9 +44,7 @@ ALONE, SPLIT_ALONE = 1.1, 0.5
 #: How much faster splits are of which only one launch has tiles of several rows, and forward ones of 16 bits
 #: where rows are crossed.
 TURNED_ONCE = 1.35
-rows_of: Callable[[RowsDescriptor], Rows] = fact(Rows)
-#: Of rows that are numbered row-major.
-flat_rows_of: Callable[[RowsDescriptor], Rows] = fact(partial(Rows, flat=True))
+rows_of = fact(Rows)
 
 
 class Entry(ABC):
@@ -117,7 +114,13 @@ class Entry(ABC):
     def arguments(self) -> dict[str, Arg]:
         """Every argument that a kernel may have, beside the workspace's arrays and the tile's ``blocks``."""
         strides = {f"{o.name}_strides": self.rows.strides(o, self.turns()) for o in self.rows.operands}
-        return {**self.rows.sizes(), **{o.name: values(o) for o in self.desc.operands()}, **strides}
+        sizes = self.rows.sizes(self.is_turned())
+        return {**sizes, **{o.name: values(o) for o in self.desc.operands()}, **strides}
+
+    def is_turned(self) -> bool:
+        """Whether masks are of whole vectors along rows and across: so that all operands that lie in two ways have
+        vectors."""
+        return self.rows.crossed
 
     def constants(self) -> dict[str, Any]:
         """Every constant that a kernel may have, beside COMPUTE and the tile's ROWS and BLOCK."""
@@ -183,14 +186,14 @@ class Entry(ABC):
 
     # --- what kinds and families use ---
 
-    def held_tiles(self) -> tuple[Tile, ...]:
-        """What programs of either launch hold of the operands."""
-        return (self.tile,)
+    def several(self) -> bool:
+        """Whether programs of any launch hold several rows."""
+        return self.tile.rows > 1
 
     def turns(self) -> bool:
         """Whether the kernel is told to give consecutive threads consecutive elements of a row, in operands that are
         ``gapped``. With one row a program they have these anyway."""
-        return self.along and self.rows.gapped and any(tile.rows > 1 for tile in self.held_tiles())
+        return self.along and self.rows.gapped and self.several()
 
     def traffic(self) -> tuple[int, int]:
         """Bytes of one row: those read first, to reduce it, and those moved second, for the results alone. If there
@@ -337,30 +340,68 @@ class LoopedRows(Entry):
 
 class SplitRows(Entry):
     """Each block of a row has its own program, for few and long rows. One launch reduces each block into the workspace.
-    In the next, every program merges the partial results of its row in the same order, and writes."""
+    In the last, every program merges the partial results of its row in the same order, and writes.
+
+    Where neighbouring rows are adjacent in memory in some operands, programs have blocks of several rows: they move
+    whole sectors, and turn the block between their threads. Where programs of several rows would merge too much, a
+    launch between the two merges the partial results of each row.
+    """
 
     name = "split"
     priority = 2
-    #: Of the op, and of its backward: the kernel that reduces a block, and the one that merges and writes.
-    pairs: ClassVar[Sequence[tuple[Any, Any]]]
+    #: The kernels of the launches before ``which``, which writes: of the op, and of its backward.
+    reduced: ClassVar[Sequence[Any]]
+    merged: ClassVar[Sequence[Any]]
+    #: Elements of tiles of several rows that a multiprocessor has in a microsecond in both launches: forward, backward,
+    #: and backward of more than 16 bits.
+    turned_per_us: ClassVar[Sequence[float]]
+    #: Operands that a program holds at a time, forward and backward.
+    held: ClassVar[Sequence[int]] = (1, 1)
 
     @abstractmethod
     def partials(self) -> tuple[str, ...]:
-        """The arrays of partial results, one element a block."""
+        """The arrays of partial results, one element a block; ``row_`` and their names are those of merged ones."""
+
+    @cached_property
+    def tiles(self) -> tuple[Tile, Tile]:
+        """What a program of the first and of the last launch holds: of one row where those of several would merge too
+        much, or where the last writes no rows."""
+        r, read, held = self.rows, self.read_first, self.held[self.backward]
+        first = r.turned_tile(read, 1, held) or r.lone_tile(read, len(read))
+        if not self.writes_rows():
+            return first, Tile(1, first.block, 4)
+        merged, alone = ceil_power(r.blocks(first)), r.lone_tile(r.operands, len(read))
+        found = [r.turned_tile(r.operands, times, held) or alone for times in WRITTEN]
+        return first, next((tile for tile in found if tile.rows * merged <= MOST_MERGED), found[0])
+
+    def writes_rows(self) -> bool:
+        return any(o.is_written for o in self.rows.operands)
 
     def find_tile(self) -> Tile:
-        return self.rows.lone_tile(self.rows.operands, len(self.read_first))
+        return self.tiles[0]
+
+    def several(self) -> bool:
+        return any(tile.rows > 1 for tile in self.tiles)
+
+    def is_turned(self) -> bool:
+        return self.several()
 
     def blocks(self) -> int:
         """Blocks of a row that are reduced."""
         return self.rows.blocks(self.tile)
 
     def finish(self) -> tuple[Tile, int]:
-        """What a program of the second launch writes, and its programs for each row."""
-        return self.tile, self.blocks()
+        """What a program of the last launch writes, and its programs for each row."""
+        return self.tiles[1], self.rows.blocks(self.tiles[1]) if self.writes_rows() else 1
+
+    def merges_apart(self) -> bool:
+        return self.tiles[1].rows > 1 and self.tiles[1].rows * ceil_power(self.blocks()) > MOST_MERGED
 
     def arrays(self) -> dict[str, int]:
-        return super().arrays() | dict.fromkeys(self.partials(), 0 if self.idle() else self.rows.count * self.blocks())
+        """Those of the blocks, and if they are merged apart those of the rows."""
+        size, names = 0 if self.idle() else self.rows.count, self.partials()
+        rows = {f"row_{name}": size for name in names} if self.merges_apart() else {}
+        return super().arrays() | dict.fromkeys(names, size * self.blocks()) | rows
 
     def programs(self) -> int:
         return max(self.rows.programs(self.tile), self.rows.programs(*self.finish()))
@@ -377,94 +418,36 @@ class SplitRows(Entry):
         return self.reducing_us(self.rows.programs(tile), nbytes, target)
 
     def us(self, target: Target) -> float:
-        (first, second), (tile, pieces) = self.traffic(), self.finish()
-        nbytes = tile.rows * self.rows.sectors(tile.rows) * second / pieces
-        again = self.rows.count * self.rows.sectors(tile.rows, self.read_first) * first if second else 0
+        r, (first, second), (tile, pieces) = self.rows, self.traffic(), self.finish()
+        nbytes = tile.rows * r.sectors(tile.rows) * second / pieces
+        again = r.count * r.sectors(tile.rows, self.read_first) * first if second else 0
         us = self.reduce_us(target) + again_us(again) + self.later_us()
-        return us + self.reducing_us(self.rows.programs(tile, pieces), nbytes, target)
+        us += self.reducing_us(r.programs(tile, pieces), nbytes, target)
+        wide, once = self.element.itemsize > 2, 1 in (self.tile.rows, tile.rows)
+        if tile.rows == 1:  # where the second launch does not read again, the first may have several rows all the same
+            tile, pieces = self.tiles[0], self.blocks()
+        if tile.rows == 1:
+            return us
+        once |= r.crossed and not self.backward and not wide
+        per_us = self.turned_per_us[self.backward * (1 + wide)] * (TURNED_ONCE if once else 1.0)
+        busy = self.tiles_us(tile, r.programs(tile, pieces), per_us, target, SPLIT_ALONE)
+        return self.merges_apart() * self.later_us() + max(us, self.later_us() + busy)
 
     def arguments(self) -> dict[str, Arg]:
         return super().arguments() | {"blocks": Int(self.blocks()), "pieces": Int(self.finish()[1])}
 
     def reduce(self) -> Launch:
         """The first launch."""
-        return self.launch(self.pairs[self.backward][0], self.rows.programs(self.tile))
+        return self.launch(self.reduced[self.backward], self.rows.programs(self.tile))
 
-    def write(self, args: Mapping[str, Arg] | None = None, **constants: Any) -> Launch:
-        """The last launch."""
-        tile, pieces = self.finish()
+    def main(self) -> list[Launch]:
+        blocks, (tile, pieces) = ceil_power(self.blocks()), self.finish()
+        found, args, constants = [self.reduce()], dict[str, Arg](), {"BLOCKS": blocks}
+        if self.merges_apart():
+            merging = tile_of(1, blocks, self.compute.itemsize)
+            found.append(self.launch(self.merged[self.backward], self.rows.count, merging))
+            args = {name: self.given[f"row_{name}"] for name in self.partials()} | {"blocks": Int(1)}
+            constants = {"BLOCKS": 1, "PART": ceil_power(self.rows.n)}
         most = registers_for(tile, 1) if tile.rows > 1 else 0  # see ``most_registers``
-        which, programs = self.pairs[self.backward][1], self.rows.programs(tile, pieces)
-        return self.launch(which, programs, tile, args, most, **constants)
-
-    def main(self) -> list[Launch]:
-        return [self.reduce(), self.write(BLOCKS=ceil_power(self.blocks()))]
-
-
-class TurnedSplit(SplitRows):
-    """A split whose programs have blocks of several rows where neighbouring rows are adjacent in memory in some
-    operands: they move whole sectors, and turn the block between their threads."""
-
-    #: Of the op, and of its backward: the kernel that merges the partial results of a row, in a launch between the two,
-    #: where programs of several rows would merge too much.
-    merged: ClassVar[Sequence[Any]]
-    #: Elements of tiles of several rows that a multiprocessor has in a microsecond in both launches: forward, backward,
-    #: and backward of more than 16 bits.
-    turned_per_us: ClassVar[Sequence[float]]
-    #: Operands that a program holds at a time, forward and backward.
-    held: ClassVar[Sequence[int]] = (1, 1)
-
-    @cached_property
-    def tiles(self) -> tuple[Tile, Tile]:
-        """``find_tiles``, kept."""
-        return self.find_tiles()
-
-    def find_tiles(self) -> tuple[Tile, Tile]:
-        """What a program of either launch holds: of one row where those of several would merge too much."""
-        r, read, held = self.rows, self.read_first, self.held[self.backward]
-        alone = (r.lone_tile(read, len(read)), r.lone_tile(r.operands, len(read)))
-        first = r.turned_tile(read, 1, held) or alone[0]
-        merged = ceil_power(r.blocks(first))
-        found = [r.turned_tile(r.operands, times, held) or alone[1] for times in WRITTEN]
-        return first, next((tile for tile in found if tile.rows * merged <= MOST_MERGED), found[0])
-
-    def find_tile(self) -> Tile:
-        return self.tiles[0]
-
-    def held_tiles(self) -> tuple[Tile, ...]:
-        return self.tiles
-
-    def finish(self) -> tuple[Tile, int]:
-        return self.tiles[1], self.rows.blocks(self.tiles[1])
-
-    def merges_apart(self) -> bool:
-        return self.tiles[1].rows > 1 and self.tiles[1].rows * ceil_power(self.blocks()) > MOST_MERGED
-
-    def arrays(self) -> dict[str, int]:
-        """Those of the blocks, and if they are merged apart those of the rows."""
-        size = 0 if self.idle() else self.rows.count
-        rows = {f"row_{name}": size for name in self.partials()} if self.merges_apart() else {}
-        return super().arrays() | rows
-
-    def main(self) -> list[Launch]:
-        if not self.merges_apart():
-            return super().main()
-        which, blocks = self.merged[self.backward], ceil_power(self.blocks())
-        merge = self.launch(which, self.rows.count, Tile(1, blocks, warps_for(blocks, self.compute.itemsize)))
-        args = {name: self.given[f"row_{name}"] for name in self.partials()} | {"blocks": Int(1)}
-        return [self.reduce(), merge, self.write(args, BLOCKS=1, PART=ceil_power(self.rows.n))]
-
-    def us(self, target: Target) -> float:
-        us, (first, tile), pieces = super().us(target), self.tiles, self.finish()[1]
-        wide, once = self.element.itemsize > 2, 1 in (self.tile.rows, tile.rows)
-        if tile.rows == 1:  # where the second launch does not read again, the first may have several rows all the same
-            tile, pieces = first, self.blocks()
-        if tile.rows == 1:
-            return us
-        once |= self.rows.crossed and not self.backward and not wide
-        per_us = self.turned_per_us[self.backward * (1 + wide)] * (TURNED_ONCE if once else 1.0)
-        busy = self.tiles_us(tile, self.rows.programs(tile, pieces), per_us, target, SPLIT_ALONE)
-        return self.merges_apart() * self.later_us() + max(us, self.later_us() + busy)
-
-    def arguments(self) -> dict[str, Arg]:
-        return super().arguments() | self.rows.sizes(turned=any(tile.rows > 1 for tile in self.tiles))
+        which, programs = self.which[self.backward], self.rows.programs(tile, pieces)
+        return [*found, self.launch(which, programs, tile, args, most, **constants)]

@@ -28,9 +28,11 @@ class Tile:
         return self.rows * self.block // (32 * self.warps) + 12 + each_block * -(-n // self.block)
 
 
-def warps_for(elements: int, size: int) -> int:
-    """Warps whose threads hold about 32 bytes of an operand each: at most 16, but 32 for 32,768 elements or more."""
-    return 32 if elements >= 32768 else min(ceil_power(elements * size // (32 * 32)), 16)
+def tile_of(rows: int, block: int, size: int) -> Tile:
+    """The tile of elements of ``size`` bytes whose threads hold about 32 bytes of an operand each: in at most 16 warps,
+    but in 32 if it has 32,768 elements or more."""
+    elements = rows * block
+    return Tile(rows, block, 32 if elements >= 32768 else min(ceil_power(elements * size // (32 * 32)), 16))
 
 
 def registers_for(tile: Tile, programs: int) -> int:

@@ -11,7 +11,7 @@ from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.fill import fill_launch
 from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, extent_int, values
-from triplan.backends.triton.common.tiles import Tile, fits_grid, warps_for
+from triplan.backends.triton.common.tiles import Tile, fits_grid, tile_of
 from triplan.backends.triton.indexing import normed_rows_kernels as kernels
 from triplan.backends.triton.indexing.arguments import status
 from triplan.descriptors import NormedEmbeddingDescriptor
@@ -58,8 +58,7 @@ def numerics(desc: NormedEmbeddingDescriptor) -> str:
 
 def _tile(desc: NormedEmbeddingDescriptor) -> Tile:
     block, size = ceil_power(desc.embedding_dim), desc.element.itemsize
-    rows = max(TILE_BYTES // size // block, 1)
-    return Tile(rows, block, warps_for(rows * block, size))
+    return tile_of(max(TILE_BYTES // size // block, 1), block, size)
 
 
 @kernel(

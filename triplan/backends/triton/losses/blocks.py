@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
-from triplan.backends.runtime.launch import Arg, Launch
+from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.losses import blocks_kernels as kernels
-from triplan.backends.triton.losses.elements import SMALL_BLOCK, SMALL_WARPS
+from triplan.backends.triton.losses.elements import TILES
 from triplan.backends.triton.losses.shared import LEAST_VECTOR, LossEntry
 from triplan.descriptors import CrossEntropyBackwardDescriptor, NllLossBackwardDescriptor, Operand
 from triplan.sku import ElementKind, PrecisionGuarantee
@@ -19,10 +20,9 @@ MOST = 4096
 #: Programs at least that have blocks of several rows instead of whole rows. Untuned; 21 are slower. (From one drawn
 #: problem on an H200.)
 BUSY = 64
-#: Elements of a program, and its warps, where rows begin between two vectors, and the shortest such rows; and below how
-#: many elements in all programs are small, so that every multiprocessor has work. Untuned.
-FLAT_BLOCK, FLAT_WARPS, FLAT_FROM = 8192, 8, 64
-SMALL_FLAT = 1 << 18
+#: Elements of a program where rows begin between two vectors, and the shortest such rows; and below how many elements
+#: in all programs are small, so that every multiprocessor has work. Untuned.
+FLAT_TILES, FLAT_FROM, SMALL_FLAT = (Tile(1, 8192, 8), TILES[1]), 64, 1 << 18
 #: The tile of a row of at least as many elements that lie apart: parts of sectors are written close together.
 #: Chosen on an H200, by runs that are not published.
 STRIDED_TILE = Tile(1, 512, 4)
@@ -36,9 +36,6 @@ class LossBlocks(LossEntry):
     def block_tile(self) -> Tile:
         """A tile of a block of a row, or of several where neighbouring rows are adjacent and there are enough."""
         return self.rows.block_tile(crosses=self.rows.lanes >= self.rows.neighbours)
-
-    def arguments(self) -> dict[str, Arg]:
-        return super().arguments() | self.rows.sizes(turned=self.rows.crossed)
 
     def idle(self) -> bool:
         return self.rows.count == 0  # rows of no classes have a status: their targets are bad
@@ -84,9 +81,8 @@ class NllLossBlocks(LossBlocks, ops=NllLossBackwardDescriptor.ops()):
 
     def find_tile(self) -> Tile:
         if self.flat():
-            small = self.rows.count * self.rows.n < SMALL_FLAT
-            block, warps = (SMALL_BLOCK, SMALL_WARPS) if small else (FLAT_BLOCK, FLAT_WARPS)
-            return Tile(ceil_power(block // self.rows.n + 2), block, warps)
+            tile = FLAT_TILES[self.rows.count * self.rows.n < SMALL_FLAT]
+            return replace(tile, rows=ceil_power(tile.block // self.rows.n + 2))
         if self.rows.is_strided() and self.rows.n >= STRIDED_TILE.block:
             return STRIDED_TILE
         return self.rows.whole_tile(MOST) or self.block_tile()

@@ -15,11 +15,10 @@ from triplan.backends.triton.losses import elements_kernels as kernels
 from triplan.descriptors import Operand, ScaleGradientDescriptor
 from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
 
-#: Elements and warps of a program; and below SMALL elements in all, so that every multiprocessor has work: on an H200
-#: 45 x 3881 bf16 take 4.7 us by the first. Untuned.
-BLOCK, WARPS = 8192, 16
-SMALL_BLOCK, SMALL_WARPS, SMALL = 1024, 4, 1 << 22
-#: Programs of BLOCK elements on a multiprocessor: each loops, so that little is launched where dloss is 1 and nothing
+#: What a program holds; and below SMALL elements in all, so that every multiprocessor has work: on an H200 45 x 3881
+#: bf16 take 4.7 us by the first. Untuned.
+TILES, SMALL = (Tile(1, 8192, 16), Tile(1, 1024, 4)), 1 << 22
+#: Programs of the first tile on a multiprocessor: each loops, so that little is launched where dloss is 1 and nothing
 #: is to be done.
 RESIDENT = 4
 
@@ -31,8 +30,7 @@ class ScaleElements(Entry, ops=ScaleGradientDescriptor.ops()):
     elementwise = True
 
     def find_tile(self) -> Tile:
-        small = self.desc.operand("dx").numel < SMALL
-        return Tile(1, SMALL_BLOCK, SMALL_WARPS) if small else Tile(1, BLOCK, WARPS)
+        return TILES[self.desc.operand("dx").numel < SMALL]
 
     def programs(self) -> int:
         return -(-self.desc.operand("dx").numel // self.tile.block)
@@ -56,5 +54,5 @@ class ScaleElements(Entry, ops=ScaleGradientDescriptor.ops()):
 
     def launches(self, target: Target) -> list[Launch]:
         """One launch, of no more programs than are resident."""
-        most = RESIDENT * target.sm_count * WARPS // self.tile.warps
+        most = RESIDENT * target.sm_count * TILES[0].warps // self.tile.warps
         return [replace(launch, grid=min(launch.grid, most)) for launch in super().launches(target)]

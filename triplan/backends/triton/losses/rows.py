@@ -15,7 +15,7 @@ from triplan.backends.triton.common.rows_entries import WholeRows
 from triplan.backends.triton.common.strides import Along, known_strides, stride_arg
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.losses import rows_kernels as kernels
-from triplan.backends.triton.losses.elements import BLOCK, SMALL, SMALL_BLOCK, SMALL_WARPS, ScaleElements
+from triplan.backends.triton.losses.elements import SMALL, TILES, ScaleElements
 from triplan.backends.triton.losses.shared import LEAST_VECTOR, CrossEntropyEntry, LossEntry
 from triplan.descriptors import CrossEntropyDescriptor, NllLossDescriptor, Operand, ScaleGradientDescriptor
 from triplan.sku import SUPPORTED, PrecisionGuarantee, Support, Target
@@ -75,25 +75,19 @@ class ScaleRows(ScaleElements, ops=ScaleGradientDescriptor.ops()):
     which = (kernels.scale_gradient_rows_kernel, kernels.scale_gradient_points_kernel)
 
     def find_tile(self) -> Tile:
-        numel = self.desc.operand("dx").numel
+        r, numel = self.rows, self.desc.operand("dx").numel
         small = numel < SMALL
         if self.scatters():
             each = next((each for most, each in POINTS if numel <= most), MOST_POINTS)
             return Tile(1, 32 * POINT_WARPS * each, POINT_WARPS)
-        if (self.rows.across or self.rows.crossed) and self.rows.lanes >= CROSSED_TILES[0].rows:
-            if self.rows.across:
-                return ACROSS_TILES[small]
-            return CROSSED_TILES[1] if small else self.crossed_tile()
-        if small and self.rows.n > SMALL_BLOCK:
-            return Tile(1, SMALL_BLOCK, SMALL_WARPS)
-        return self.rows.whole_tile(BLOCK) or self.rows.block_tile()
-
-    def crossed_tile(self) -> Tile:
-        """The first of CROSSED_TILES, or half of its rows where a block of twice its columns is a whole row: of 65
-        columns the second block has one."""
-        tile = CROSSED_TILES[0]
-        wider = 2 if tile.block < self.rows.n <= 2 * tile.block else 1
-        return Tile(tile.rows // wider, wider * tile.block, tile.warps)
+        if (r.across or r.crossed) and r.lanes >= CROSSED_TILES[0].rows:
+            tile = ACROSS_TILES[small] if r.across else CROSSED_TILES[small]
+            # Half of the rows where a block of twice the columns is a whole row: of 65, the second block has one.
+            wider = 2 if r.crossed and not small and tile.block < r.n <= 2 * tile.block else 1
+            return Tile(tile.rows // wider, wider * tile.block, tile.warps)
+        if small and r.n > TILES[1].block:
+            return TILES[1]
+        return r.whole_tile(TILES[0].block) or r.block_tile()
 
     def scatters(self) -> bool:
         """Whether no two elements are promised adjacent in some operand: nothing is gained by tiles of rows, whose ends
@@ -103,12 +97,12 @@ class ScaleRows(ScaleElements, ops=ScaleGradientDescriptor.ops()):
     def main(self) -> list[Launch]:
         return [self.launch(self.which[self.scatters()])]
 
+    def is_turned(self) -> bool:
+        """(Where the gradient cannot be stored by vectors, loads by vectors gain nothing.)"""
+        return super().is_turned() and self.rows.vector_bytes(self.desc.operand("dx")) >= LEAST_VECTOR
+
     def arguments(self) -> dict[str, Arg]:
-        if self.scatters():
-            return super().arguments() | self.points()
-        # (Where the gradient cannot be stored by vectors, loads by vectors gain nothing.)
-        stores = self.rows.vector_bytes(self.desc.operand("dx")) >= LEAST_VECTOR
-        return super().arguments() | self.rows.sizes(turned=self.rows.crossed and stores)
+        return super().arguments() | (self.points() if self.scatters() else {})
 
     def points(self) -> dict[str, Arg]:
         """Extents, and the strides of each operand along them."""

@@ -154,12 +154,11 @@ class CrossEntropyEntry(LossEntry):
     desc: CrossEntropyDescriptor
     program_us = 1.5  # a program's last reduction, and waiting for its first loads. Untuned
 
-    def arguments(self) -> dict[str, Arg]:
-        """Masks are of whole vectors where only the logits lie across rows: otherwise each warp would store single
-        elements of the gradient, to many rows."""
-        r = self.rows
-        turned = self.desc.gradient and r.crossed and r.vector_bytes(self.desc.operand("dx")) >= LEAST_VECTOR
-        return super().arguments() | (r.sizes(turned=True) if turned else {})
+    def is_turned(self) -> bool:
+        """Where only the logits lie across rows, each warp would otherwise store single elements of the gradient, to
+        many rows."""
+        crossed = self.desc.gradient and super().is_turned()
+        return crossed and self.rows.vector_bytes(self.desc.operand("dx")) >= LEAST_VECTOR
 
     def reducing_us(self, programs: int, nbytes: float, target: Target) -> float:
         """(No other program's traffic hides them.)"""

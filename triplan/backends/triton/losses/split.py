@@ -1,30 +1,22 @@
 """``split`` of cross_entropy: each block of a row has its own program, for few and long rows.
 
-Without a gradient, the second launch has one program a row, which writes its loss.
+Without a gradient, the last launch writes losses alone.
 """
 
 from __future__ import annotations
 
-from triplan.backends.triton.common.rows_entries import TurnedSplit
-from triplan.backends.triton.common.tiles import Tile
+from triplan.backends.triton.common.rows_entries import SplitRows
 from triplan.backends.triton.losses import split_kernels as kernels
 from triplan.backends.triton.losses.shared import CrossEntropyEntry
 from triplan.descriptors import CrossEntropyDescriptor
 
 
-class CrossEntropySplit(TurnedSplit, CrossEntropyEntry, ops=CrossEntropyDescriptor.ops()):
+class CrossEntropySplit(SplitRows, CrossEntropyEntry, ops=CrossEntropyDescriptor.ops()):
     sku_version = 2  # of adjacent rows, several are taken together
     turned_per_us = (2300.0,)  # as of softmax
-    pairs = ((kernels.cross_entropy_partial_kernel, kernels.cross_entropy_finish_kernel),)
+    reduced = (kernels.cross_entropy_partial_kernel,)
     merged = (kernels.cross_entropy_merge_kernel,)
-
-    def find_tiles(self) -> tuple[Tile, Tile]:
-        first, last = super().find_tiles()
-        return first, last if self.desc.gradient else Tile(1, first.block, 4)
-
-    def finish(self) -> tuple[Tile, int]:
-        tile, pieces = super().finish()
-        return tile, pieces if self.desc.gradient else 1
+    which = (kernels.cross_entropy_finish_kernel,)
 
     def partials(self) -> tuple[str, ...]:
         """Maxima; sums of exponentials relative to them; with label smoothing, sums of weighted logits."""

@@ -23,16 +23,15 @@ CROSSED = (crossed_kernels.norm_crossed_kernel, crossed_kernels.norm_backward_cr
 #: elements and of longer ones, forward, backward and with gradients of weight or bias.
 LOOP_US, LONG = 0.45, 1 << 15
 SINGLE_PER_US = ((3e5, 4e5, 2.2e5), (3e5, 1.5e5, 1.5e5))
-#: The same forward of rows with gaps, whose consecutive elements consecutive threads load. (From drawn problems on an
-#: H200.)
+#: The same forward of rows with gaps, whose consecutive elements consecutive threads load. (This and what follows: from
+#: drawn problems on an H200.)
 GAPPED_PER_US = 4.3e5
 #: The same of longer rows backward, of which each multiprocessor has at least so many: their programs hide each other's
-#: latencies. (From drawn problems on an H200.)
+#: latencies.
 MANY, MANY_PER_US = 8, 3e5
-#: Microseconds at least of each block of a row forward where no vectors are loaded: it waits for memory. (From drawn
-#: problems on an H200.)
+#: Microseconds at least of each block of a row forward where no vectors are loaded: it waits for memory.
 BLOCK_US = 0.4
-#: What the second loop's reads cost backward where vectors are loaded. (From drawn problems on an H200.)
+#: What the second loop's reads cost backward where vectors are loaded.
 CACHED_SHARE = 0.05
 
 
@@ -72,6 +71,9 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
 
     def partials_tile(self) -> Tile:
         return self.tile if self.tile.rows > 1 else super().partials_tile()
+
+    def is_turned(self) -> bool:
+        return False
 
     def unroll(self) -> int:
         return self.rows.unroll(self.tile, 4 if self.rows.vectors else max(2 // len(self.read_first), 1))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from triplan.backends.runtime.launch import Arg, Launch
+from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows_entries import WholeRows
@@ -123,9 +123,6 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         if tile is not None and narrow and self.centred and r.unit and tile.block <= 512:
             return Tile(4096 // tile.block, tile.block, 4)  # converts vectors of weight and bias once for four rows
         return tile
-
-    def arguments(self) -> dict[str, Arg]:
-        return super().arguments() | self.rows.sizes(turned=self.rows.crossed)
 
     def partials_tile(self) -> Tile:
         return self.tile

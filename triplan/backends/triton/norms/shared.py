@@ -37,12 +37,9 @@ GROUP_US = 0.6
 #: Columns of a block at most in which 16-bit elements accumulate exactly in f32, and in which their number times the 14
 #: leading bits of their mean is exact.
 SHORT = 1024
-#: Partial sums that a program of the fold holds for each column: all there may be, or, with more columns, a few.
-FOLD_PARTIALS = ceil_power(MOST_PARTIALS)
-FOLD_FEW_PARTIALS = 16
-#: Columns of such a program if it holds FOLD_PARTIALS, and its warps. Untuned.
-FOLD_COLUMNS = 16
-FOLD_WARPS = 8
+#: What a program of the fold holds: all partial sums that there may be of some columns. Untuned. And as few as these,
+#: of more columns.
+FOLD, FOLD_FEW_PARTIALS = Tile(ceil_power(MOST_PARTIALS), 16, 8), 16
 
 
 class NormEntry(Entry):
@@ -130,10 +127,10 @@ class NormEntry(Entry):
         n, count = self.rows.n, self.sums
         if n == 0 or not self.folded:
             return super().launches(target)
-        held = FOLD_FEW_PARTIALS if count <= FOLD_FEW_PARTIALS else FOLD_PARTIALS
+        held = FOLD_FEW_PARTIALS if count <= FOLD_FEW_PARTIALS else FOLD.rows
         # (The interpreter runs one program after another: there, fewer and larger ones.)
-        most = FOLD_PARTIALS * (1024 if interpreting() else FOLD_COLUMNS) // held
-        tile = Tile(held, min(most, max(ceil_power(n), FOLD_COLUMNS)), FOLD_WARPS)
+        most = FOLD.rows * (1024 if interpreting() else FOLD.block) // held
+        tile = Tile(held, min(most, max(ceil_power(n), FOLD.block)), FOLD.warps)
         blocks = -(-n // tile.block)
         args: dict[str, Arg] = {"n": Int(n, n >= 2**31), "lines": Int(count), "blocks": Int(blocks)}
         return [*super().launches(target), self.launch(norm_fold_kernel, len(self.folded) * blocks, tile, args)]
@@ -166,9 +163,7 @@ class NormEntry(Entry):
         """
         if o.name in PARTIALS:
             # First the groups of a program; then its rows, by threads and between them; then the partial sums.
-            rows = self.shared.rows * self.shared.block // (32 * self.shared.warps) + 12
-            folded = FOLD_PARTIALS * FOLD_COLUMNS // (32 * FOLD_WARPS) + 12
-            accumulated = self.each + rows + folded + 4
+            accumulated = self.each + self.shared.additions(0) + FOLD.additions(0) + 4
             return bounds.rounded(o.element, self.compute, accumulated, accumulated, flushes=accumulated)
         n, depth = self.rows.n, self.tile.additions(self.rows.n)
         roundings = (3 if self.centred else 2) * (depth + 12)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.common.rows_entries import TurnedSplit
+from triplan.backends.triton.common.rows_entries import SplitRows
 from triplan.backends.triton.common.tiles import Tile, registers_for
 from triplan.backends.triton.norms import split_kernels as kernels
 from triplan.backends.triton.norms.parameters_kernels import norm_parameters_kernel
@@ -17,28 +17,25 @@ from triplan.backends.triton.norms.shared import OPS, NormEntry
 from triplan.sku import ElementKind, Target
 
 #: Elements a microsecond where no vectors are loaded, forward and backward: of rows with gaps, backward of all operands
-#: together, each of which is accessed element by element; and of others. From drawn problems on an H200.
+#: together, each of which is accessed element by element; and of others. (This and what follows: from drawn problems on
+#: an H200.)
 SINGLE_PER_US = ((2.5e5, 4e5), (4.2e5, 2.1e5))
 #: Microseconds that programs take longer backward where no vectors are loaded, of rows of more than SHORT_ROW elements,
 #: with gradients of weight or bias or where rows lie in several ways; of contiguous rows, for each word that a thread
-#: holds of an operand, as it loads each by itself. From drawn problems on an H200.
+#: holds of an operand, as it loads each by itself.
 ODD_US, ODD_WORD_US = 1.5, 0.05
-#: Elements of the longest row that does not take longer. From drawn problems on an H200.
-SHORT_ROW = 144
-#: Microseconds of each launch after the first backward, of rows of at most SHORT_ROW elements. From drawn problems on
-#: an H200.
-LATER_US = 0.5
+#: Elements of the longest row that does not take longer; and microseconds of each launch after the first backward, of
+#: rows of at most as many.
+SHORT_ROW, LATER_US = 144, 0.5
 
 
-class NormSplit(TurnedSplit, NormEntry, ops=OPS):
+class NormSplit(SplitRows, NormEntry, ops=OPS):
     versions, overlaps, held = (3, 5), True, (1, 2)
-    turned_per_us = (1700.0, 1450.0, 1450.0)  # from drawn problems on an H200
+    turned_per_us = (1700.0, 1450.0, 1450.0)
     sku_version = 2  # of many blocks, several rows are taken together, and merged apart
-    pairs = (
-        (kernels.norm_partial_kernel, kernels.norm_finish_kernel),
-        (norm_parameters_kernel, kernels.norm_backward_finish_kernel),
-    )
+    reduced = (kernels.norm_partial_kernel, norm_parameters_kernel)
     merged = (kernels.norm_merge_kernel, kernels.norm_backward_merge_kernel)
+    which = (kernels.norm_finish_kernel, kernels.norm_backward_finish_kernel)
 
     def find_tile(self) -> Tile:
         return self.partials_tile() if self.backward else super().find_tile()

@@ -6,7 +6,7 @@ from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import LAUNCH_US, SM_WARPS
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows_entries import Entry, LoopedRows
-from triplan.backends.triton.common.tiles import Tile, registers_for, warps_for
+from triplan.backends.triton.common.tiles import Tile, registers_for, tile_of
 from triplan.backends.triton.scans import looped_kernels as kernels
 from triplan.backends.triton.scans.shared import ALONG_PER_US, BACKWARD, GROUPED_FROM, SCANS, ScanEntry
 from triplan.sku import ElementKind, Target
@@ -58,15 +58,13 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
         tile = r.block_tile(2 if self.backward else 1, crosses=many)
         block = min(tile.block, self.most() // tile.rows)
         if not self.without_vectors():
-            return Tile(tile.rows, block, warps_for(tile.rows * block, self.element.itemsize))
+            return tile_of(tile.rows, block, self.element.itemsize)
         size = self.compute.itemsize
         if tile.rows == 1:
             short = GROUPED_BYTES // size
-            block = min(block, short if r.n <= FEW_STEPS * short else 2 * short)
-            return Tile(1, block, warps_for(block, size))
+            return tile_of(1, min(block, short if r.n <= FEW_STEPS * short else 2 * short), size)
         # Twice as many rows as elsewhere: longer pieces are written, fewer of which share a sector with others.
-        rows = min(2 * tile.rows, ceil_power(r.lanes))
-        return Tile(rows, GROUPED_FROM, warps_for(rows * GROUPED_FROM, size))
+        return tile_of(min(2 * tile.rows, ceil_power(r.lanes)), GROUPED_FROM, size)
 
     def without_vectors(self) -> bool:
         """Whether rows begin between two vectors, or have gaps: no thread has its elements in vectors."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from triplan.backends.triton.common.card import L2_BYTES, LAUNCH_US
 from triplan.backends.triton.common.rows_entries import Entry, WholeRows
-from triplan.backends.triton.common.tiles import Tile, warps_for
+from triplan.backends.triton.common.tiles import Tile, tile_of
 from triplan.backends.triton.scans import rows_kernels as kernels
 from triplan.backends.triton.scans.shared import BACKWARD, SCANS, ScanEntry
 from triplan.sku import Target
@@ -28,8 +28,7 @@ class ScanRows(WholeRows, ScanEntry, ops=SCANS):
         tile = self.rows.whole_tile(self.most())
         # Few rows side by side do not fill a tile of as many as sectors have.
         if tile and (self.rows.across or self.rows.crossed) and tile.rows > self.rows.beside():
-            rows = self.rows.beside()
-            return Tile(rows, tile.block, warps_for(rows * tile.block, self.element.itemsize))
+            return tile_of(self.rows.beside(), tile.block, self.element.itemsize)
         return tile
 
     def us(self, target: Target) -> float:

@@ -118,6 +118,9 @@ class ScanEntry(Entry):
         """Neighbours of a row that a thread loads one by one."""
         return min(GROUP, 16 // self.element.itemsize) if self.grouped() and self.tile.block >= GROUPED_FROM else 1
 
+    def is_turned(self) -> bool:
+        return False
+
     def arguments(self) -> dict[str, Arg]:
         args = super().arguments()
         if self.group() == 1:

@@ -6,11 +6,11 @@ blocks before it. The division into blocks depends on a row's length alone.
 
 from __future__ import annotations
 
-from triplan.backends.runtime.launch import Int, Launch
+from triplan.backends.runtime.launch import Arg, Int, Launch
 from triplan.backends.triton.common.card import LAUNCH_US, SECTOR
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power
-from triplan.backends.triton.common.rows_entries import Entry, SplitRows
-from triplan.backends.triton.common.tiles import Tile, again_us, fits_grid, warps_for
+from triplan.backends.triton.common.rows_entries import Entry
+from triplan.backends.triton.common.tiles import Tile, again_us, fits_grid, tile_of
 from triplan.backends.triton.scans import split_kernels as kernels
 from triplan.backends.triton.scans.looped_kernels import scan_looped_kernel
 from triplan.backends.triton.scans.shared import (
@@ -45,35 +45,40 @@ LONG = 8192
 BACKWARD_STEP_US, BACKWARD_SHARE = 0.25, 1.6
 
 
-class ScanSplit(SplitRows, ScanEntry, ops=SCANS):
-    priority = 1
+class ScanSplit(ScanEntry, ops=SCANS):
+    name, priority = "split", 1
     sku_version = 4  # bits of rows that begin between vectors, and whose results do not
 
     def find_tile(self) -> Tile:
         # Too few for ``looped`` to have several a program; a result alone would be a sector's only one.
         r = self.rows
         if self.writes_across() and not r.has_many() and r.lanes > r.neighbours // 2 and r.n >= LONG:
-            rows = min(2 * r.neighbours, ceil_power(r.lanes))
-            return Tile(rows, GROUPED_FROM, warps_for(rows * GROUPED_FROM, self.compute.itemsize))
-        block = min(r.lone_tile(r.operands, 1).block, self.most())
-        return Tile(1, block, warps_for(block, self.element.itemsize))
+            return tile_of(min(2 * r.neighbours, ceil_power(r.lanes)), GROUPED_FROM, self.compute.itemsize)
+        return tile_of(1, min(r.lone_tile(r.operands, 1).block, self.most()), self.element.itemsize)
 
     def invariant(self) -> bool:
         return super().invariant() and self.blocks() >= FEWEST_BLOCKS
 
+    def blocks(self) -> int:
+        return self.rows.blocks(self.tile)
+
     def partials(self) -> tuple[str, ...]:
+        """The arrays with one element for each block."""
         return ("totals",)
 
-    def programs(self) -> int:
-        return self.rows.programs(self.tile)
+    def arrays(self) -> dict[str, int]:
+        return dict.fromkeys(self.partials(), 0 if self.idle() else self.rows.count * self.blocks())
+
+    def arguments(self) -> dict[str, Arg]:
+        return super().arguments() | {"blocks": Int(self.blocks())}
 
     def supports(self, target: Target) -> Support:
         return fits_grid(self.rows.count * self.blocks())
 
     def totals_tile(self) -> Tile:
         """The tile in which ``looped`` scans the totals of rows."""
-        block = min(ceil_power(self.blocks()), MOST * 4 // self.compute.itemsize)
-        return Tile(1, block, warps_for(block, self.compute.itemsize))
+        size = self.compute.itemsize
+        return tile_of(1, min(ceil_power(self.blocks()), MOST * 4 // size), size)
 
     def depth(self) -> int:
         """Additions on the path of a term: within its block, within the scan of totals, and one to a later block."""
@@ -125,8 +130,7 @@ class BackwardSplit(ScanSplit, ops=BACKWARD):
         return "factors", "terms"
 
     def totals_tile(self) -> Tile:
-        block = min(ceil_power(self.blocks()), self.most())
-        return Tile(1, block, warps_for(block, self.compute.itemsize))
+        return tile_of(1, min(ceil_power(self.blocks()), self.most()), self.compute.itemsize)
 
     def us(self, target: Target) -> float:
         programs, nbytes = self.programs(), self.rows.sectors() * self.tile.block * self.element.itemsize

@@ -6,7 +6,7 @@ from typing import Any
 
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows import Rows
-from triplan.backends.triton.common.rows_entries import MOST_NARROW, WholeRows, flat_rows_of
+from triplan.backends.triton.common.rows_entries import MOST_NARROW, WholeRows, rows_of
 from triplan.backends.triton.common.tiles import Tile, registers_for
 from triplan.backends.triton.softmax import rows_kernels as kernels
 from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
@@ -24,15 +24,13 @@ PARTS = 8
 #: short parts are the best up to there. (Rows of 9 to 63 elements on an H200.)
 LEAST_PART, WIDE_PART, MORE = 16, 32, 5
 #: The shortest tile that is divided; and elements of a program that has several rows, and its warps: with fewer it took
-#: longer on an H100.
+#: longer on an H100. (As many of rows where neighbours are adjacent in no operand. Untuned.)
 DIVIDED_FROM, SEVERAL, SEVERAL_WARPS = 16, 1024, 4
 #: The longest such tile of packed rows that threads exchange instead. Untuned.
 EXCHANGED = 32
 #: Microseconds that such a program takes for each element of a row, forward and backward. From drawn problems on an
 #: H200.
 EXCHANGED_US = (0.03, 0.06)
-#: Elements of a program of several rows where neighbours are adjacent in no operand. Untuned.
-GAPPED = 1024
 #: Bytes of compute elements up to which a thread has whole rows, a vector of neighbours, where these lie side by side;
 #: and bytes that such a program loads at least, if it has few warps: smaller ones leave memory idle.
 MOST_BESIDE, SHORT_BYTES = 256, 4096
@@ -67,7 +65,7 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         """Rows that lie among others are numbered row-major: those of a program then share sectors of memory. (Where no
         operand has the others adjacent, that was slower on an H200.)"""
         found = super().find_rows(desc)
-        return flat_rows_of(desc) if found.scattered() else found
+        return rows_of(desc, flat=True) if found.scattered() else found
 
     def exchanged(self) -> bool:
         """Whether programs read and write consecutive elements of packed rows, which begin between two vectors."""
@@ -88,12 +86,9 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         return WIDE_PART if wide and 8 * self.rows.n > (MORE + 1) * block else min(LEAST_PART, block // 2)
 
     def find_tile(self) -> Tile | None:
-        block = ceil_power(self.rows.n)
-        if self.divided() and block <= SEVERAL:
+        r, block = self.rows, ceil_power(self.rows.n)
+        if (self.divided() and block <= SEVERAL) or (r.is_strided() and block <= SEVERAL // 2):
             return Tile(SEVERAL // block, block, SEVERAL_WARPS)
-        r = self.rows
-        if block <= GAPPED // 2 and r.is_strided():
-            return Tile(GAPPED // block, block, SEVERAL_WARPS)
         if found := self.few_rows(block):
             return found
         if r.unit and (block < DIVIDED_FROM or self.exchanged()):

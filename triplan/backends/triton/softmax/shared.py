@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from triplan.backends.runtime.launch import Arg
 from triplan.backends.triton.common import bounds
 from triplan.backends.triton.common.rows_entries import Entry
-from triplan.backends.triton.common.tiles import Tile, warps_for
+from triplan.backends.triton.common.tiles import Tile, tile_of
 from triplan.descriptors import Operand
 from triplan.descriptors.softmax import AnySoftmaxDescriptor
 from triplan.sku import PrecisionGuarantee
@@ -25,16 +24,12 @@ class SoftmaxEntry(Entry):
     version, along = 2, True
     program_us = 2.5  # from drawn problems on an H200, as of the norms
 
-    def arguments(self) -> dict[str, Arg]:
-        """Masks are of whole vectors where operands lie in two ways, so that all of these have vectors."""
-        return super().arguments() | (self.rows.sizes(turned=True) if self.rows.crossed else {})
-
     def few_rows(self, block: int) -> Tile | None:
         """The tile of all neighbours, ``block`` elements each, where they are adjacent but few."""
         rows = self.rows.beside()
         if not self.rows.across or rows == self.rows.neighbours or rows * block > MOST_FEW:
             return None
-        return Tile(rows, block, warps_for(rows * block, self.element.itemsize))
+        return tile_of(rows, block, self.element.itemsize)
 
     def gapped_us(self) -> float:
         """Microseconds in which a program reads a tile of one row with gaps."""

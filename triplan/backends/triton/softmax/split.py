@@ -5,19 +5,17 @@ Where programs write blocks of several rows of which each has many, a launch of 
 
 from __future__ import annotations
 
-from triplan.backends.triton.common.rows_entries import TurnedSplit
+from triplan.backends.triton.common.rows_entries import SplitRows
 from triplan.backends.triton.softmax import split_kernels as kernels
 from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
 
 
-class SoftmaxSplit(TurnedSplit, SoftmaxEntry, ops=OPS):
+class SoftmaxSplit(SplitRows, SoftmaxEntry, ops=OPS):
     priority, version = 1, 3
     turned_per_us = (2300.0, 1900.0, 1450.0)  # from drawn problems on an H200
-    pairs = (
-        (kernels.softmax_partial_kernel, kernels.softmax_finish_kernel),
-        (kernels.softmax_backward_partial_kernel, kernels.softmax_backward_finish_kernel),
-    )
+    reduced = (kernels.softmax_partial_kernel, kernels.softmax_backward_partial_kernel)
     merged = (kernels.softmax_merge_kernel, kernels.softmax_backward_merge_kernel)
+    which = (kernels.softmax_finish_kernel, kernels.softmax_backward_finish_kernel)
 
     def partials(self) -> tuple[str, ...]:
         """Maxima and sums of exponentials relative to them; backward, sums."""
