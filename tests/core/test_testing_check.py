@@ -331,6 +331,11 @@ INF, NAN = torch.inf, torch.nan
         ("f16", -INF, 7e4, 7e4, guarantee(2**-11, 2**-20), False),
         ("f16", INF, 6e4, 6e4, guarantee(2**-11, 2**-20), False),
         ("f16", 65504.0, 65510.0, 7e4, guarantee(2**-11, 2**-20), True),
+        # and beyond f32's, 3.4e38, where f64 holds what f32 computes
+        ("f64", INF, 1e39, 0.0, guarantee(2**-24, 0.0), True),
+        ("f64", -INF, 1e39, 0.0, guarantee(2**-24, 0.0), False),
+        ("f64", INF, 3e38, 0.0, guarantee(2**-24, 0.0), False),
+        ("f64", INF, 1e39, 0.0, guarantee(2**-24, 0.0, accumulator="f64"), False),
         # partial sums in f16 may pass its largest though the result does not; in f32 they may not
         ("f16", NAN, 10.0, 1e5, guarantee(2**-11, 2**-20, accumulator="f16"), True),
         ("f16", 11.0, 10.0, 1e5, guarantee(2**-11, 2**-20, accumulator="f16"), False),

@@ -121,7 +121,8 @@ def judge(
     ``ref`` is float64, or of the output's own element where bits are moved. NaN must match NaN, and an infinity the
     same infinity. Two cases allow other values:
 
-    - the exact result exceeds the element's largest value: the infinity of its sign is right;
+    - the exact result exceeds the largest value of the element, or of a floating-point accumulator: the infinity of its
+      sign is right;
     - sum|terms| exceeds the range of a floating-point accumulator, so that partial sums may overflow: any infinity or
       NaN is right. A fixed-point accumulator cannot overflow.
 
@@ -147,10 +148,10 @@ def judge(
     if not (integers or tolerance.exact) and bool(close.all()):
         return Verdict(~close, bound, 0)  # the usual case: what follows takes three times as long
     same = (g == r) | (g.isnan() & r.isnan())
-    top = torch.finfo(got.dtype).max
-    overflow = finite & (r.abs() + bound > top) & (g == torch.copysign(torch.full_like(r, math.inf), r))
     floating = guarantee.accumulator.is_floating_point
     reach = torch.finfo(guarantee.accumulator.torch).max if floating else math.inf
+    top = min(torch.finfo(got.dtype).max, reach)
+    overflow = finite & (r.abs() + bound > top) & (g == torch.copysign(torch.full_like(r, math.inf), r))
     partial = ~r.isnan() & ~g.isfinite() & (mag * (1 + tolerance.ctol) > reach)
     if tolerance.exact:
         rounded = ref.to(got.dtype)

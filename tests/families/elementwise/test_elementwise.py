@@ -70,6 +70,15 @@ def test_f64_is_rounded_to_bf16(where: str, kernel: str | None) -> None:
     check_plan(tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel)))
 
 
+@pytest.mark.parametrize("op", ["exp", "square"])
+@pytest.mark.parametrize(("where", "kernel"), PLACES)
+def test_a_wider_result_has_no_wider_range(where: str, kernel: str | None, op: str) -> None:
+    """f32 computes: what it cannot hold is infinite, also where f64 could hold it."""
+    desc = tp.UnaryDescriptor(op=op, input_shape=(4,), element="bf16", out_element="f64")
+    x = torch.tensor([1.0, 88.0, 90.0, 1e20], dtype=torch.bfloat16)
+    check_plan(tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel)), given={"x": x})
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernel", ["flat", "strided"])
 def test_more_than_two_to_the_31st_elements(kernel: str) -> None:
