@@ -163,6 +163,16 @@ def test_in_place_follows_torch() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_a_result_may_lie_over_any_operand(device: str) -> None:
+    x, y = torch.randn(2, 5, 7, device=device)
+    for over in (lambda t: t, lambda t: t.view(t.shape)):
+        a, b = x.clone(), x.clone()
+        assert torch.equal(F.mul_(a, over(a)), b.mul_(b))
+        assert torch.equal(F.sub(y, a, out=over(a)), torch.sub(y, b, out=b))
+        assert torch.equal(F.where(y > 0, y, a, out=over(a)), y.where(y > 0, b))
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", sorted(text.split()[0] for text in BY_RESULT))
 def test_in_place_keeps_the_result_alone(name: str, device: str) -> None:
     """Gradients as torch's, also beyond the kinks, through views, and twice; none is filled, copied or turned."""
