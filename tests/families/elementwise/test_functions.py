@@ -163,6 +163,20 @@ def test_in_place_follows_torch() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_elements_of_a_tensor_may_lie_at_any_address(device: str) -> None:
+    """A tensor without axes promises an alignment as others do."""
+    for at in range(4):
+        x, y = torch.arange(1.0, 5.0, device=device), torch.arange(1.0, 5.0, device=device)
+        F.add_(x[at], 2)
+        F.mul(x[at], x[0], out=x[at])
+        F.lerp_(x[at], x[3 - at], 0.5)
+        y[at].add_(2).mul_(y[0]).lerp_(y[3 - at], 0.5)
+        assert torch.equal(x, y)
+        assert torch.equal(F.expression(lambda a, b: a * b + a, x[at], x), y[at] * y + y[at])
+        assert torch.equal(F.reduce_expression("amax", lambda a, b: a - b, x[at], x), (y[at] - y).amax())
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_a_result_may_lie_over_any_operand(device: str) -> None:
     x, y = torch.randn(2, 5, 7, device=device)
     for over in (lambda t: t, lambda t: t.view(t.shape)):
