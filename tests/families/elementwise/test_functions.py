@@ -12,6 +12,7 @@ import pytest
 import torch
 from cases.functional import DEVICES
 from replaying import replays_on_cpu
+from samples import same
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
@@ -119,6 +120,23 @@ def test_promotion(dtype: torch.dtype, other: Any) -> None:
         got, expected = ours(x, other), theirs(x, other)
         assert got.dtype == expected.dtype
         torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("alpha", [0, 2, 0.5])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.float16], ids=str)
+def test_alpha_promotes_nothing(dtype: torch.dtype, alpha: float) -> None:
+    x = torch.ones(3, dtype=dtype)
+    for other in (True, 1, *(torch.ones(n, dtype=d) for n in ((), 3) for d in (torch.bool, torch.int8, torch.int64))):
+        for a in (x, x[0]):
+            if isinstance(alpha, float) and not dtype.is_floating_point:
+                with pytest.raises(RuntimeError, match="alpha must not be a floating point number"):
+                    F.add(a, other, alpha=alpha)
+            else:
+                same(F.add(a, other, alpha=alpha), torch.add(a, other, alpha=alpha))
+    compiled = torch.compile(lambda x, y: F.add(x, y, alpha=alpha), backend="eager", fullgraph=True)
+    if dtype.is_floating_point or isinstance(alpha, int):
+        y = torch.ones(3, dtype=torch.bool)
+        same(compiled(x, y), torch.add(x, y, alpha=alpha))
 
 
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16], ids=str)
