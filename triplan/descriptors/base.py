@@ -176,7 +176,7 @@ class Descriptor(FrozenModel):
         layouts: dict[str, Layout] = {}
         for o in bare.operands():
             value = getattr(args, o.name, None)
-            if not o.is_tensor or value is None or o.shape == ():
+            if not o.is_tensor or value is None:
                 continue
             tensors = value if o.kind is OperandKind.TENSOR_LIST else [value]
             if isinstance(tensors[0], (list, tuple)):

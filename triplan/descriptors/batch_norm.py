@@ -69,7 +69,9 @@ class ImagesProblem(Descriptor):
         shape = (self.batch, self.channels, self.pixels)
         return Operand(name, role, self.element, shape, batch_axes=self._apart)
 
-    def _parameter(self, name: str, present: bool, role: Role = Role.INPUT, over: str | None = None) -> list[Operand]:
+    def _parameter(
+        self, name: str, present: bool, role: Role = Role.INPUT, over: tuple[str, ...] = ()
+    ) -> list[Operand]:
         element = self.parameter_element or self.element
         return [Operand(name, role, element, (self.channels,), over=over)] if present else []
 
@@ -165,8 +167,8 @@ class BatchNormDescriptor(BatchNormProblem, PlannedBy["BatchNormPlan"]):
             *self._parameter("bias", self.bias),
             *self._parameter("running_mean", self.running),
             *self._parameter("running_var", self.running),
-            *self._parameter("next_mean", updates, Role.OUTPUT, "running_mean"),
-            *self._parameter("next_var", updates, Role.OUTPUT, "running_var"),
+            *self._parameter("next_mean", updates, Role.OUTPUT, ("running_mean",)),
+            *self._parameter("next_var", updates, Role.OUTPUT, ("running_var",)),
             *([momentum] if updates else []),
             *([self._images("residual")] if self.residual else []),
         )

@@ -86,7 +86,7 @@ class MoveDescriptor(Descriptor):
         return (
             Operand("x", Role.INPUT, self.element, tuple(self.input_shape), batch_axes=fixed),
             *((value,) if self.op == "pad" else ()),
-            Operand("out", Role.OUTPUT, self.result, self.out_shape, batch_axes=fixed, over="x" if stays else None),
+            Operand("out", Role.OUTPUT, self.result, self.out_shape, batch_axes=fixed, over=("x",) if stays else ()),
         )
 
     @classmethod

@@ -165,7 +165,7 @@ class MatrixProductDescriptor(MultiplyingDescriptor):
         return (
             Operand("a", Role.INPUT, self.element, (*lead, self.m, self.k), batch_axes=rows),
             Operand("b", Role.INPUT, self.element, (*lead, self.k, self.n), batch_axes=tuple(range(len(lead)))),
-            Operand("c", Role.OUTPUT, self.out, (*lead, self.m, self.n), batch_axes=rows, over="c0"),
+            Operand("c", Role.OUTPUT, self.out, (*lead, self.m, self.n), batch_axes=rows, over=("c0",)),
             *((c0,) if self.reads_c0 else ()),
             *((Operand("bias", Role.INPUT, self.out, (self.n,)),) if self.has_bias else ()),
             Operand("alpha", Role.INPUT, compute, kind=OperandKind.HOST_SCALAR, optional=True),

@@ -50,8 +50,8 @@ class Operand:
         batch_axes: axes along which the problem is a batch of independent problems.
         index_extents: for indices, the extents of the axes they point into, one for each tensor; otherwise empty.
         layout: what the caller promises.
-        over: the input that this output may overwrite: the same memory with the same address and strides, and no
-            other overlap. Every kernel of the op reads an element of that input, if at all, before it writes the
+        over: the inputs that this output may overwrite: the same memory with the same address and strides, and no
+            other overlap. Every kernel of the op reads an element of these inputs, if at all, before it writes the
             element.
     """
 
@@ -65,7 +65,7 @@ class Operand:
     batch_axes: tuple[int, ...] = ()
     index_extents: tuple[int, ...] = ()
     layout: Layout = PACKED
-    over: str | None = None
+    over: tuple[str, ...] = ()
 
     @property
     def is_tensor(self) -> bool:

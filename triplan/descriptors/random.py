@@ -86,9 +86,10 @@ class RandomDescriptor(Descriptor, PlannedBy["RandomPlan"]):
         axes = tuple(range(len(self.out_shape)))
         i64, scalar = ElementKind.I64, OperandKind.HOST_SCALAR
         state: tuple[Operand, ...] = (Operand("state", Role.INPUT, i64, (2,)),)
-        over, read = None, list[Operand]()
+        over: tuple[str, ...] = ()
+        read = list[Operand]()
         if self.op in READING:
-            over, read = "x", [Operand("x", Role.INPUT, self.element, self.out_shape, batch_axes=axes)]
+            over, read = ("x",), [Operand("x", Role.INPUT, self.element, self.out_shape, batch_axes=axes)]
         parameter = i64 if self.op == "randint" else ElementKind.F64
         if self.state == "host":
             state = tuple(Operand(name, Role.INPUT, i64, kind=scalar) for name in ("seed", "offset"))

@@ -203,7 +203,7 @@ def _check_overlap(op: str, tensors: list[Named]) -> None:
                 "and it is written"
             )
         for other_name, _, other in tensors:
-            if (other is t and other_name == name) or (operand.over == other_name and is_same(t, other)):
+            if (other is t and other_name == name) or (other_name in operand.over and is_same(t, other)):
                 continue
             if may_overlap(t, other):
                 raise InvalidProblem(f"{op}: {name} shares memory with {other_name}, and it is written")

@@ -263,7 +263,7 @@ class Replay:
             (i, j)
             for i, (output, _) in enumerate(names)
             for j, (name, _) in enumerate(names)
-            if operands[output].over == name and is_same(slots[i].tensor, slots[j].tensor)
+            if name in operands[output].over and is_same(slots[i].tensor, slots[j].tensor)
         ]
         self._addresses: Callable[[Any], tuple[int, ...] | None]
         self._addresses = guarded(

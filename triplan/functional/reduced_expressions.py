@@ -34,8 +34,6 @@ Axes = int | Sequence[int] | None
 OPS = ("sum", "mean", "amax", "amin")
 #: Operands of an expression have this many axes at most.
 _MAX_AXES = 8
-#: Bytes.
-_ALIGNMENT = 16
 
 
 # --- the registered ops ---
@@ -72,8 +70,6 @@ def _fill(
         fewer = [fewer_axes(t.expand(shape), axes) for t in tensors]
         tensors, axes = [t for t, _ in fewer], fewer[0][1]
         shape = tensors[0].shape
-    # The layout of a tensor without axes cannot say that it is aligned less.
-    tensors = [t.clone() if not t.dim() and t.data_ptr() % _ALIGNMENT else t for t in tensors]
     operands = {**dict(zip(of.tensors, tensors, strict=True)), "out": out.view(kept_of(shape, axes))}
     scalars = dict(zip(of.numbers, numbers, strict=True))
     run_reduced_expression(op, operands, axes, of.results[0][1], scalars)

@@ -93,6 +93,7 @@ def _taken(input: Tensor, k: int, dim: int) -> list[int]:
 
 def _topk_kernel(input: Tensor, k: int, dim: int, largest: bool) -> tuple[Tensor, Tensor]:
     _taken(input, k, dim)
+    k = k if input.dim() else 1  # a tensor without axes is its own largest element, whatever k
     at = axis(dim, input.dim())
     x = _matrix(input, at)
     values, indices = _empty(x, (x.shape[0], k))
@@ -102,8 +103,6 @@ def _topk_kernel(input: Tensor, k: int, dim: int, largest: bool) -> tuple[Tensor
         whole, places = _empty(x, x.shape)
         _run(SortPlan, x, {"values": whole, "indices": places}, descending=largest)
         values, indices = whole[:, :k], places[:, :k]
-    if k == 0 and input.dim() == 0:
-        return _empty(input, ())
     return _shaped(values, input, at), _shaped(indices, input, at)
 
 

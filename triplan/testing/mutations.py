@@ -226,7 +226,7 @@ def _overlaps(desc: Descriptor, base: PlacedArgs, wrong: Callable[..., Mutation]
     tensors = [o for o in desc.operands() if o.kind is not OperandKind.HOST_SCALAR and o.numel]
     for out in tensors:
         for other in tensors:
-            if not out.is_written or other is out or out.over == other.name:
+            if not out.is_written or other is out or other.name in out.over:
                 continue
             shared, first, second = _shared(out, other, base)
             mutation = wrong("overlap", out.name, first, shared)

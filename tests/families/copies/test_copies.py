@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cases import WHERE
@@ -420,3 +421,11 @@ def test_a_bool_filled_with_a_number_is_its_truth(value: float, device: str) -> 
     x, mask = torch.tensor([[True, False, True], [True, True, False]], device=device)
     assert torch.equal(F.masked_fill(x, mask, value), x.masked_fill(mask, value))
     assert torch.equal(F.masked_fill_(x.clone(), mask, value), x.masked_fill(mask, value))
+
+
+@pytest.mark.parametrize(
+    "end", [np.float32(3), np.float64(2.5), np.int32(3), torch.tensor(2.5), torch.tensor(3)], ids=repr
+)
+def test_ranges_end_where_numpy_or_a_tensor_says(end: Any) -> None:
+    same(F.arange(end), torch.arange(end))
+    same(F.arange(end, 0, -1), torch.arange(end, 0, -1))

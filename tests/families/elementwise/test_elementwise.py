@@ -127,6 +127,22 @@ def test_a_class_of_several_ops_requires_one_by_name() -> None:
         tp.UnaryDescriptor(op="nothing", input_shape=(3,), element="f32")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("over", [("y",), ("z",), ("y", "z")], ids=",".join)
+@pytest.mark.parametrize(("where", "kernel"), places("flat", "strided", "rows", "transposed"))
+def test_a_result_may_lie_over_any_operand(where: str, kernel: str | None, over: tuple[str, ...]) -> None:
+    device = target(where).device_type
+    drawn = {name: torch.randn(40, 70, device=device) for name in ("x", "y", "z")}
+    if kernel == "transposed":
+        drawn["x"] = torch.randn(70, 40, device=device).t()
+    values = {name: drawn[over[0]] if name in over else t for name, t in drawn.items()}
+    args = tp.TernaryArgs(**values, out=values[over[0]])
+    desc = tp.TernaryDescriptor.from_args(args, op="addcmul")
+    expected = torch.addcmul(*values.values())
+    plan = tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel))
+    plan.run(args)
+    torch.testing.assert_close(args.out, expected)
+
+
 @pytest.mark.parametrize(("y", "z"), [((301,), (45, 1)), ((45, 301), (301,)), ((1, 1), (45, 1))])
 @pytest.mark.parametrize("element", ["bf16", "f32", "i8"])
 @pytest.mark.parametrize("where", [pytest.param(w, marks=getattr(pytest.mark, w)) for w in ("interpret", "gpu")])

@@ -12,6 +12,7 @@ import pytest
 import torch
 from cases.functional import DEVICES
 from replaying import replays_on_cpu
+from samples import same
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
@@ -121,6 +122,23 @@ def test_promotion(dtype: torch.dtype, other: Any) -> None:
         torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.parametrize("alpha", [0, 2, 0.5])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.float16], ids=str)
+def test_alpha_promotes_nothing(dtype: torch.dtype, alpha: float) -> None:
+    x = torch.ones(3, dtype=dtype)
+    for other in (True, 1, *(torch.ones(n, dtype=d) for n in ((), 3) for d in (torch.bool, torch.int8, torch.int64))):
+        for a in (x, x[0]):
+            if isinstance(alpha, float) and not dtype.is_floating_point:
+                with pytest.raises(RuntimeError, match="alpha must not be a floating point number"):
+                    F.add(a, other, alpha=alpha)
+            else:
+                same(F.add(a, other, alpha=alpha), torch.add(a, other, alpha=alpha))
+    compiled = torch.compile(lambda x, y: F.add(x, y, alpha=alpha), backend="eager", fullgraph=True)
+    if dtype.is_floating_point or isinstance(alpha, int):
+        y = torch.ones(3, dtype=torch.bool)
+        same(compiled(x, y), torch.add(x, y, alpha=alpha))
+
+
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16], ids=str)
 def test_the_default_dtype_of_the_moment_counts(default: torch.dtype) -> None:
     x, large = torch.arange(4), torch.tensor([2**24 + 1])
@@ -160,6 +178,30 @@ def test_in_place_follows_torch() -> None:
     assert torch.autograd.gradcheck(lambda t: F.silu(F.exp_(t * 1.0), inplace=True), leaf)
     with pytest.raises(RuntimeError, match="leaf"):
         F.exp_(leaf)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_elements_of_a_tensor_may_lie_at_any_address(device: str) -> None:
+    """A tensor without axes promises an alignment as others do."""
+    for at in range(4):
+        x, y = torch.arange(1.0, 5.0, device=device), torch.arange(1.0, 5.0, device=device)
+        F.add_(x[at], 2)
+        F.mul(x[at], x[0], out=x[at])
+        F.lerp_(x[at], x[3 - at], 0.5)
+        y[at].add_(2).mul_(y[0]).lerp_(y[3 - at], 0.5)
+        assert torch.equal(x, y)
+        assert torch.equal(F.expression(lambda a, b: a * b + a, x[at], x), y[at] * y + y[at])
+        assert torch.equal(F.reduce_expression("amax", lambda a, b: a - b, x[at], x), (y[at] - y).amax())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_result_may_lie_over_any_operand(device: str) -> None:
+    x, y = torch.randn(2, 5, 7, device=device)
+    for over in (lambda t: t, lambda t: t.view(t.shape)):
+        a, b = x.clone(), x.clone()
+        assert torch.equal(F.mul_(a, over(a)), b.mul_(b))
+        assert torch.equal(F.sub(y, a, out=over(a)), torch.sub(y, b, out=b))
+        assert torch.equal(F.where(y > 0, y, a, out=over(a)), y.where(y > 0, b))
 
 
 @pytest.mark.parametrize("device", DEVICES)

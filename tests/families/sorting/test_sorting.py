@@ -89,6 +89,16 @@ def test_nan_is_largest_and_zeros_are_equal(dtype: torch.dtype) -> None:
     assert F.topk(x, 3).indices.tolist() == [2, 9, 5]
 
 
+@pytest.mark.parametrize("k", [0, 1])
+def test_a_tensor_without_axes_is_its_own_largest_element(k: int) -> None:
+    """As in torch, whatever k."""
+    x = torch.tensor(3.0, requires_grad=True)
+    values, indices = F.topk(x, k)
+    same((values.detach(), indices), torch.topk(x.detach(), k))
+    values.backward()
+    assert x.grad == 1
+
+
 def test_more_than_the_kernels_take() -> None:
     x = drawn(2, 3000)
     same(tuple(F.topk(x, 1500)), tuple(t[:, :1500] for t in stable(x, 1, True)))

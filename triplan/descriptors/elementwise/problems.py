@@ -142,12 +142,10 @@ class ElementwiseDescriptor(Descriptor):
         found = [i.operand(_axes(i.shape or ())) for i in self.inputs_read()]
         read = tuple(found)
         for name, (_, element) in zip(self._tree()[1], self.tree.results, strict=True):
-            over = next((o.name for o in read if o.is_tensor and (o.shape, o.element) == (self.shape, element)), None)
+            over = tuple(o.name for o in read if o.is_tensor and (o.shape, o.element) == (self.shape, element))
             only = len(self.tree.results) == 1  # a second result would be computed from what the first has replaced
             found.append(
-                Operand(
-                    name, Role.OUTPUT, element, self.shape, batch_axes=_axes(self.shape), over=over if only else None
-                )
+                Operand(name, Role.OUTPUT, element, self.shape, batch_axes=_axes(self.shape), over=over if only else ())
             )
         return tuple(found)
 

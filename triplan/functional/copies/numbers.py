@@ -180,6 +180,12 @@ _counted = Op(
 )
 
 
+def _plain_number(value: Any) -> Any:
+    """Of a number of numpy, or in a tensor, that of Python: its type says the result's."""
+    known = isinstance(value, (int, float, torch.SymInt, torch.SymFloat))
+    return value.item() if not known and hasattr(value, "item") else value
+
+
 def arange(
     start: Number,
     end: Number | None = None,
@@ -196,6 +202,7 @@ def arange(
     is 0 or leads away from ``end``.
     """
     start, end = (0, start) if end is None else (start, end)
+    start, end, step = map(_plain_number, (start, end, step))
     if step == 0:
         raise RuntimeError("step must be nonzero")
     if (end - start) * step < 0:

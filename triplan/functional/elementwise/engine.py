@@ -32,8 +32,6 @@ Number = bool | int | float
 PLANS: tuple[Any, ...] = (UnaryPlan, BinaryPlan, TernaryPlan)
 #: Descriptors have this many axes at most; operands of more are flattened.
 _MAX_RANK = 8
-#: Bytes.
-_ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
@@ -160,8 +158,6 @@ def fill(outs: Sequence[Tensor], text: str, tensors: Sequence[Tensor], numbers: 
         for o, f in zip(outs, flat, strict=True):
             o.copy_(f.view(shape))
         return
-    # The layout of a tensor without axes cannot say that it is aligned less.
-    tensors = [t.clone() if not t.dim() and t.data_ptr() % _ALIGNMENT else t for t in tensors]
     operands = dict(zip(of.tensors, tensors, strict=True))
     scalars = dict(zip(of.numbers, numbers, strict=True))
     options: dict[str, Any]

@@ -37,7 +37,16 @@ def _scaled(op: str, input: Any, other: Any, alpha: Any) -> tuple[Any, ...]:
         raise RuntimeError("Boolean alpha only supported for Boolean results.")
     if isinstance(alpha, float) and not any(d.is_floating_point for d in given):
         raise RuntimeError("For integral input tensors, argument alpha must not be a floating point number.")
-    return (op, input, other) if alpha == 1 else (f"{op}_scaled", input, other, alpha)
+    if alpha == 1:
+        return op, input, other
+    if given[0] is given[1] is torch.bool:
+        return op, input, other if alpha else (torch.zeros_like(other) if isinstance(other, Tensor) else False)
+    kinds = [2 if d.is_floating_point else d is not torch.bool for d in given]
+    promotes = isinstance(alpha, float) or given[1] is torch.bool
+    if promotes and isinstance(input, Tensor) and kinds[0] > kinds[1]:
+        # torch's result has the dtype of input; the product's would follow from alpha.
+        other = other.to(input.dtype) if isinstance(other, Tensor) else int(other)
+    return f"{op}_scaled", input, other, alpha
 
 
 def _divided(input: Any, other: Any, rounding_mode: str | None) -> tuple[Any, ...]:
