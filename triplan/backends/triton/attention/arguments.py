@@ -147,9 +147,10 @@ def arguments(desc: AttendingDescriptor, kernel: Any) -> dict[str, Arg]:
     return args
 
 
-def constants(desc: AttendingDescriptor, tile: Tile) -> dict[str, object]:
-    """The constexprs that the kernels share."""
+def constants(desc: AttendingDescriptor, tile: Tile, alike: bool = False) -> dict[str, object]:
+    """The constexprs that the kernels share. ``alike``: blocks of values are as wide as those of keys."""
     compute = desc.element.compute
+    widest = max(desc.head_dim, desc.values)
 
     def block(width: int) -> int:
         return min(max(ceil_power(width), 16), tile.columns)
@@ -159,8 +160,8 @@ def constants(desc: AttendingDescriptor, tile: Tile) -> dict[str, object]:
         "VALUE": desc.values,
         "BLOCK_Q": tile.queries,
         "BLOCK_K": tile.keys,
-        "BLOCK_D": block(desc.head_dim),
-        "BLOCK_V": block(desc.values),
+        "BLOCK_D": block(widest if alike else desc.head_dim),
+        "BLOCK_V": block(widest if alike else desc.values),
         "CAPPED": desc.softcap > 0,
         "MASK": None if desc.mask is None else "bool" if desc.mask is ElementKind.BOOL else "float",
         "LEFT": desc.window_left is not None,

@@ -42,8 +42,9 @@ ELEMENTWISE_START_US = {64: 2.0, 128: 3.0, 256: 10.0}
 #: Tiles by kind of arithmetic and padded width of a head: the largest found that do not spill registers (sm80 and
 #: sm90a, causal; Triton 3.6 and 3.9), but for heads of f32 that are read one element at a time, which may a little.
 #: Their speed is untuned, but for heads of 256 halves on sm90a (an H200). Parts of f32 have 32 queries, whose products
-#: are mma.sync's: Tile(64, 64, 4, 1, 64), by wgmma, is faster, but on an H200 gave wrong results for heads of 40 with
-#: values of 24. The interpreter finds them right; the cause is not known. (``test_every_case``, "widths", has them.)
+#: are mma.sync's: Tile(64, 64, 4, 1, 64), by wgmma, is faster, but with ptxas 12.8, which Triton 3.6 brings, wrong for
+#: heads of 40 with values of 24. There parts of k and of v take turns at an address, with descriptors of two layouts,
+#: and ptxas computes those of v from a register that nothing writes (``unwritten`` of the tests finds it).
 TILES = Choice(
     usual={
         ("half", 64): (Tile(128, 64, 4, 3),),

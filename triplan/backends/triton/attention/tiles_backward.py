@@ -85,7 +85,7 @@ def workspace(desc: AttentionBackwardDescriptor, target: Target) -> int:
     rank=rank,
     numerics=lambda desc: tiles.numerics(desc, TILES),
     priority=2,  # after wgmma and wgmma_stored, which give other bits
-    version=4,
+    version=5,
     workspace=workspace,
 )
 def tiles_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[Launch]:
@@ -96,6 +96,9 @@ def tiles_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[La
         "delta": Scratch(0, lse.element),
         "delta_strides": tuple(Int(s, wide=True) for s in known),
     }
+    # Of tf32, by wgmma. Where it reads two layouts at an address in shared memory, ptxas 12.8, which Triton 3.6 brings,
+    # can compute the descriptors of one from registers that nothing writes: so of values of up to 16 elements.
+    alike = arguments.arithmetic(desc) == "tf32"
     found = []
     if lse.numel:
         found.append(
@@ -103,7 +106,7 @@ def tiles_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[La
                 attention_dq_kernel,
                 programs_of(desc, target)[0],
                 {**arguments.arguments(desc, attention_dq_kernel), **delta},
-                {**constants(desc, of_queries), "EDGE": has_edge(desc, of_queries)},
+                {**constants(desc, of_queries, alike), "EDGE": has_edge(desc, of_queries)},
                 num_warps=of_queries.warps,
                 num_stages=of_queries.stages,
                 max_registers=card.MAX_THREAD_REGISTERS,
@@ -115,7 +118,7 @@ def tiles_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[La
                 attention_dkdv_kernel,
                 programs_of(desc, target)[1],
                 {**arguments.arguments(desc, attention_dkdv_kernel), **delta},
-                constants(desc, of_keys),
+                constants(desc, of_keys, alike),
                 num_warps=of_keys.warps,
                 num_stages=of_keys.stages,
                 max_registers=card.MAX_THREAD_REGISTERS,
