@@ -101,11 +101,12 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(trylast=True)  # the tests of other marks are gone by then
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if family := config.getoption("family"):
-        others = [item for item in items if family_of(item) != family]
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in set(others)]
+        others = {item for item in items if family_of(item) != family}
+        config.hook.pytest_deselected(items=[*others])
+        items[:] = [item for item in items if item not in others]
     no_gpu = pytest.mark.skip(reason="needs an NVIDIA GPU; torch.cuda.is_available() is False")
     not_interpreting = pytest.mark.skip(reason="needs TRITON_INTERPRET=1, set before Triton is imported")
     only_interpreting = pytest.mark.skip(reason="TRITON_INTERPRET=1: this process runs the interpreter's tests alone")

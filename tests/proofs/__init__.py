@@ -139,7 +139,7 @@ def cases(
         pairs = [(elements[i % len(elements)], options[i % len(options)]) for i in turns]
     for element, option in pairs:
         for count in (n, max(n // 20, 4) * 2, 48, 8, 2):
-            made = _small if n == SMALL else _shared if where != "gpu" and kind == "cancelling" else _made
+            made = _small if n == SMALL else _shared if kind == "cancelling" else _made
             problem = made(op, count, element, kind, option)
             plan = pinned(problem.desc, entry.name, target(where))
             if plan is not None:

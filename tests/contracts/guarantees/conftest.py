@@ -15,8 +15,10 @@ def op_of(item: pytest.Item) -> str:
     )
 
 
+@pytest.hookimpl(trylast=True)  # the tests of other marks are gone by then
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the tests of an op one after the other: they share its problems, of which no others are kept."""
-    places = [i for i, item in enumerate(items) if item.path.parent == Path(__file__).parent]
+    here = str(Path(__file__).parent)
+    places = [i for i, item in enumerate(items) if str(item.path).startswith(here)]
     for i, item in zip(places, sorted((items[i] for i in places), key=op_of), strict=True):
         items[i] = item

@@ -9,10 +9,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import cache, lru_cache
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import digests
@@ -23,7 +23,6 @@ from proofs import (
     COUNT,
     FAMILIES,
     KINDS,
-    MARKS,
     RUNS,
     as_args,
     bits,
@@ -356,34 +355,58 @@ def test_tolerances_tell_wrong_results_apart(op: str, entry: str) -> None:
 # --- bit_stable_on_same_hardware ---
 
 
-def elsewhere(where: str, ops: list[str], folder: Path) -> dict[str, str]:
-    """The digests of another process, with an empty Triton cache, another number of threads and another hash seed."""
+def is_bit_stable(g: tp.PrecisionGuarantee) -> bool:
+    return g.bit_stable_on_same_hardware
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, str, str], dict[str, str]]]:
+    """The digests of another process, with an empty Triton cache, another number of threads and another hash seed. It
+    is asked for one entry after the other, as importing takes longer than most of them."""
+    errors = tmp_path_factory.mktemp("elsewhere") / "errors"
     environment = {
         **os.environ,
-        "TRITON_CACHE_DIR": str(folder),
+        "TRITON_CACHE_DIR": str(errors.parent),
         "OMP_NUM_THREADS": "1",
         "PYTHONHASHSEED": "7",
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    command = [sys.executable, digests.__file__, where, *ops]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
+    with ExitStack() as open_until_the_end:
+        file = open_until_the_end.enter_context(errors.open("w"))
+
+        @cache
+        def other(where: str) -> subprocess.Popen[str]:
+            process = subprocess.Popen(
+                [sys.executable, digests.__file__, where],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                text=True,
+                env=environment,
+            )
+            return open_until_the_end.enter_context(process)
+
+        def ask(where: str, op: str, entry: str) -> dict[str, str]:
+            process = other(where)
+            assert process.stdin is not None
+            assert process.stdout is not None
+            with suppress(BrokenPipeError):  # of one that has failed: its errors tell more
+                print(op, entry, file=process.stdin, flush=True)
+            answer = process.stdout.readline()
+            assert answer, errors.read_text()
+            found: dict[str, str] = json.loads(answer)
+            return found
+
+        yield ask
 
 
-#: A process an op on the GPU, where compiling takes the time; elsewhere one for all.
-PROCESSES = [
-    *(pytest.param(where, sorted(FAMILIES), id=where, marks=MARKS[where]) for where in ("cpu", "interpret")),
-    *(pytest.param("gpu", [op], id=f"gpu-{op}", marks=MARKS["gpu"]) for op in sorted(FAMILIES)),
-]
-
-
-@pytest.mark.parametrize(("where", "ops"), PROCESSES)
-def test_bit_stable_between_processes(where: str, ops: list[str], tmp_path: Path) -> None:
-    here = {key: digest for op in ops for key, digest in digests.digests(where, op).items()}
-    assert len(here) >= len(ops)
-    assert elsewhere(where, ops, tmp_path) == here
+@pytest.mark.parametrize(("where", "op", "entry"), claims(is_bit_stable))
+def test_bit_stable_between_processes(
+    where: str, op: str, entry: str, elsewhere: Callable[[str, str, str], dict[str, str]]
+) -> None:
+    here = digests.digests(where, op, entry)
+    assert here
+    assert elsewhere(where, op, entry) == here
 
 
 @pytest.mark.gpu
