@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable
 
 import pytest
+from machine_code import layouts, unwritten
 from matrix import FLOAT_ADDITION, FLOAT_ATOMIC, TARGETS, Binary, binaries, chosen, entries, picked
 from samples import family_of
 
@@ -74,11 +75,13 @@ def test_what_knows_no_order_is_not(instruction: str) -> None:
     "instructions",
     "parameters",
     "kernels wait for the launch ahead before they touch memory",
+    "wgmma of two layouts reads what was written",
 )
 @pytest.mark.parametrize(("op", "entry", "arch"), entries())
 def test_binaries(op: str, entry: str, arch: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """No register spills, no more registers than a block has, no float atomics where determinism is claimed, vectors,
-    tensor cores, parameters; what may begin before the launch ahead has ended waits before it touches memory."""
+    tensor cores, parameters; what may begin before the launch ahead has ended waits before it touches memory; wgmma of
+    two layouts reads what was written."""
     assert any((op, entry) in b.entries for b in binaries(family_of(op), arch)), "no problem of tests/matrix is its"
     monkeypatch.setattr(launcher, "_STATIC", lambda *args: None)
     for binary in chosen(op, entry, arch, pytestconfig.getoption("matrix")):
@@ -103,6 +106,12 @@ def test_binaries(op: str, entry: str, arch: str, pytestconfig: pytest.Config, m
             disassembled.add(name)
             touch = next(of for line in sass(found.cubin) for of in TOUCHES.findall(line))
             assert touch == "ACQBULK", f"{what} touches memory before it waits for the launch ahead: {touch}"
+        told = layouts(found.ptx)
+        assert told or "wgmma.mma_async" not in found.ptx, f"{what} computes descriptors in another way"
+        if told > 1:
+            code = list(sass(found.cubin))
+            assert any("GMMA" in line for line in code), f"{what} is not disassembled"
+            assert not (lost := unwritten(code)), f"{what} reads registers that nothing wrote: {lost}"
         types = launcher.static_types(compile_source(binary.source, TARGETS[arch].arch))
         if types is not None:
             header = found.ptx[found.ptx.index(".entry") :]
