@@ -299,6 +299,21 @@ def test_the_gradient_of_logit_is_torchs_everywhere(eps: float | None, scaled: b
         torch.testing.assert_close(gradient, found[0], equal_nan=True)
 
 
+@pytest.mark.parametrize("eps", [0.7, 1.0, 0.5, -0.1, -1e-30])
+def test_the_limits_of_logit_are_torchs(eps: float) -> None:
+    """The lower one first, where they cross; none if eps is negative."""
+    points = (-torch.inf, -0.5, -0.05, 0.0, 0.2, 0.3, 0.5, 0.8, 1.0, 1.05, 2.0, torch.inf, torch.nan)
+    given = torch.tensor(points, dtype=torch.float64)
+    with replays_on_cpu() as replays:
+        for e in (0.1, 0.1, 0.1, eps):
+            x, y = given.clone().requires_grad_(), given.clone().requires_grad_()
+            found, expected = F.logit(x, e), torch.logit(y, e)
+            torch.testing.assert_close(found, expected, equal_nan=True)
+            gradients = (torch.autograd.grad(of.sum(), at)[0] for of, at in ((found, x), (expected, y)))
+            torch.testing.assert_close(*gradients, equal_nan=True)
+    assert any(replays)
+
+
 def test_gradients_are_one_launch_of_those_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     launches: list[int] = []
     fill = engine.fill

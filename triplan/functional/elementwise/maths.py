@@ -91,7 +91,7 @@ def _clamped(input: Tensor, min: Any, max: Any) -> tuple[Any, ...]:
 
 square, square_ = both("square", lambda input: ("pow", input, 2) if input.dtype is torch.bool else ("square", input))
 logit, logit_ = both(
-    "logit", lambda input, eps=None: ("logit", input) if eps is None else ("logit_clamped", input, eps)
+    "logit", lambda input, eps=None: ("logit", input) if eps is None or eps < 0 else ("logit_clamped", input, eps)
 )
 round, round_ = both("round", lambda input, *, decimals=0: _rounded(input, decimals))
 nan_to_num, nan_to_num_ = both(
