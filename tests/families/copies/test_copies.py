@@ -424,8 +424,17 @@ def test_a_bool_filled_with_a_number_is_its_truth(value: float, device: str) -> 
 
 
 @pytest.mark.parametrize(
-    "end", [np.float32(3), np.float64(2.5), np.int32(3), torch.tensor(2.5), torch.tensor(3)], ids=repr
+    "end", [np.float32(3), np.float64(2.5), np.int32(3), np.bool_(True), torch.tensor(2.5), torch.tensor(3)], ids=repr
 )
 def test_ranges_end_where_numpy_or_a_tensor_says(end: Any) -> None:
     same(F.arange(end), torch.arange(end))
     same(F.arange(end, 0, -1), torch.arange(end, 0, -1))
+
+
+@pytest.mark.parametrize(
+    "value", [np.float32(0.5), np.int32(3), np.bool_(True), torch.tensor(3), torch.tensor(True)], ids=repr
+)
+def test_tensors_of_one_number_have_the_dtype_of_numpys_or_a_tensors(value: Any) -> None:
+    same(F.full((3,), value), torch.full((3,), value))
+    same(F.full((3,), value, dtype=torch.float16), torch.full((3,), value, dtype=torch.float16))
+    same(F.full_like(torch.empty(3), value), torch.full_like(torch.empty(3), value))

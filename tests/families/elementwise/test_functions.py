@@ -5,6 +5,7 @@ torch's own samples of each function are in tests/contracts/functional/test_opin
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from typing import Any
 
@@ -137,6 +138,42 @@ def test_alpha_promotes_nothing(dtype: torch.dtype, alpha: float) -> None:
     if dtype.is_floating_point or isinstance(alpha, int):
         y = torch.ones(3, dtype=torch.bool)
         same(compiled(x, y), torch.add(x, y, alpha=alpha))
+
+
+MIXED = (torch.bool, torch.uint8, torch.int8, torch.int64, torch.float16, torch.float64)
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "addcmul", "addcdiv"])
+def test_products_have_the_dtype_of_the_sum(name: str) -> None:
+    """That of their own factors would be too narrow, or another."""
+    given: list[Any] = [torch.tensor([1, 0, 3, 100]).to(d) for d in MIXED] + [
+        torch.tensor(3).to(d) for d in MIXED[2::3]
+    ]
+    count, option = (1, "alpha") if name in ("add", "sub") else (2, "value")
+    given += [True, 100, 2.5] if count == 1 else []
+    for operands in itertools.product(given, repeat=1 + count):
+        for scale in (-3, 100, 0.5) if any(isinstance(o, Tensor) for o in operands) else ():
+            options = {option: scale}
+            try:
+                expected = getattr(torch, name)(*operands, **options)
+            except (RuntimeError, TypeError, NotImplementedError):
+                continue
+            if isinstance(scale, float) and not expected.is_floating_point():
+                continue  # torch truncates value
+            torch.testing.assert_close(getattr(F, name)(*operands, **options), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16], ids=str)
+def test_products_added_to_a_number_have_the_default_dtype(default: torch.dtype) -> None:
+    x, before = torch.tensor([3, 100], dtype=torch.uint8), torch.get_default_dtype()
+    with replays_on_cpu() as replays:
+        for wanted in (before, before, before, default):
+            torch.set_default_dtype(wanted)
+            try:
+                same(F.add(2.5, x, alpha=-3), torch.add(2.5, x, alpha=-3))
+            finally:
+                torch.set_default_dtype(before)
+    assert any(replays)
 
 
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16], ids=str)
@@ -297,6 +334,21 @@ def test_the_gradient_of_logit_is_torchs_everywhere(eps: float | None, scaled: b
         found += torch.autograd.grad(function(x).sum(), x)
     for gradient in found[1:]:
         torch.testing.assert_close(gradient, found[0], equal_nan=True)
+
+
+@pytest.mark.parametrize("eps", [0.7, 1.0, 0.5, -0.1, -1e-30])
+def test_the_limits_of_logit_are_torchs(eps: float) -> None:
+    """The lower one first, where they cross; none if eps is negative."""
+    points = (-torch.inf, -0.5, -0.05, 0.0, 0.2, 0.3, 0.5, 0.8, 1.0, 1.05, 2.0, torch.inf, torch.nan)
+    given = torch.tensor(points, dtype=torch.float64)
+    with replays_on_cpu() as replays:
+        for e in (0.1, 0.1, 0.1, eps):
+            x, y = given.clone().requires_grad_(), given.clone().requires_grad_()
+            found, expected = F.logit(x, e), torch.logit(y, e)
+            torch.testing.assert_close(found, expected, equal_nan=True)
+            gradients = (torch.autograd.grad(of.sum(), at)[0] for of, at in ((found, x), (expected, y)))
+            torch.testing.assert_close(*gradients, equal_nan=True)
+    assert any(replays)
 
 
 def test_gradients_are_one_launch_of_those_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

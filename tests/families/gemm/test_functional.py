@@ -220,6 +220,22 @@ def test_factors_that_alpha_takes_away_are_not_read(dtype: torch.dtype, device: 
             assert torch.equal(F.addmm(input, a, b, alpha=0, beta=beta), beta * input.expand(3, 5))
 
 
+@pytest.mark.parametrize("name", ["addmm", "baddbmm", "addbmm"])
+@pytest.mark.parametrize(("beta", "alpha"), [(True, False), (False, True), (False, False)])
+def test_scales_may_be_bools(name: str, beta: bool, alpha: bool, device: str) -> None:
+    """As in torch: 0 or 1."""
+    batch = () if name == "addmm" else (2,)
+    shapes = ((3, 5), (*batch, 3, 4), (*batch, 4, 5))
+    for dtype in (torch.int8, torch.float32):
+        given = [integers(shape, dtype, "cpu", i) for i, shape in enumerate(shapes)]
+        found = getattr(F, name)(*(t.to(device) for t in given), beta=beta, alpha=alpha)
+        assert torch.equal(found.cpu(), getattr(torch, name)(*given, beta=beta, alpha=alpha))
+    leaves = [t.to(device).requires_grad_() for t in given]
+    found, expected = (getattr(module, name)(*leaves, beta=beta, alpha=alpha) for module in (F, torch))
+    gradients = [torch.autograd.grad(product.sum(), leaves) for product in (found, expected)]
+    assert all(map(torch.equal, *gradients))
+
+
 # --- autocast ---
 
 AUTOCAST = ("mm", "bmm", "addmm_row_scaled", "linear", "linear_batch", "linear_no_bias", "linear_scalar_bias")

@@ -89,7 +89,8 @@ function(
     ANY,
     "float",
     lambda g, v, x, eps: _of_clamped(g, x, eps, 1 - eps),
-    body=lambda x, eps: _log_odds(clamp(x, eps, 1 - eps)),
+    # torch asks for the lower limit first; clamp has the upper one where they cross, with eps > 0.5
+    body=lambda x, eps: _log_odds(where(x < eps, eps, where(x > 1 - eps, 1 - eps, x))),
 )
 
 # --- rounding, tests ---

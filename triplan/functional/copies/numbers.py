@@ -106,6 +106,15 @@ def ones_like(
 # --- without a tensor: nothing to replay ---
 
 
+def _plain_number(value: Any) -> Any:
+    """Of a number of numpy, or in a tensor, that of Python: its type says the result's."""
+    if isinstance(value, (int, float, torch.SymInt, torch.SymFloat)) or not hasattr(value, "item"):
+        return value
+    found = value.item()
+    # torch takes numpy's bool for a float.
+    return float(found) if isinstance(found, bool) and not isinstance(value, Tensor) else found
+
+
 def _created(
     size: Sequence[int], value: Number, dtype: torch.dtype | None, device: torch.device | str | None, grad: bool
 ) -> Tensor:
@@ -123,6 +132,7 @@ def full(
     requires_grad: bool = False,
 ) -> Tensor:
     """A tensor of shape ``size``, all elements ``fill_value``, whose type is the default: as ``torch.full``."""
+    fill_value = _plain_number(fill_value)
     if out is not None:
         if dtype not in (None, out.dtype) or requires_grad:
             raise RuntimeError(f"full(): out has {out.dtype}, and gets no gradient")
@@ -178,12 +188,6 @@ _counted = Op(
     setup=lambda ctx, inputs, output: None,
     backward=lambda ctx, g: (torch.zeros_like(g), None, None),
 )
-
-
-def _plain_number(value: Any) -> Any:
-    """Of a number of numpy, or in a tensor, that of Python: its type says the result's."""
-    known = isinstance(value, (int, float, torch.SymInt, torch.SymFloat))
-    return value.item() if not known and hasattr(value, "item") else value
 
 
 def arange(

@@ -29,7 +29,7 @@ _NOTES = {
     "gelu": "``approximate='tanh'``: out = input * sigmoid(1.596 * (input + 0.044715 * input**3)).",
     "glu": "a and b are the halves of ``input`` along ``dim``.",
     "geglu reglu swiglu": "Without ``other``, both are the halves of the last axis of ``input``.",
-    "logit": "``eps``: input is clamped to [eps, 1 - eps] before.",
+    "logit": "``eps``: input is clamped to [eps, 1 - eps] before, to eps first; a negative one is ignored.",
     "maximum minimum": "NaN if an operand is.",
     "fmax fmin": "NaN if both operands are.",
     "nan_to_num": "By default NaN becomes 0, and infinities the largest finite numbers of the dtype.",

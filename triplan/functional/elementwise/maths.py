@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from triplan.errors import shown
+from triplan.functional._replay.recording import setting
 from triplan.functional.elementwise.table import both, function
 
 # fmt: off
@@ -31,6 +33,28 @@ __all__ = [
 # fmt: on
 
 
+def _promoted(input: Any, *others: Any) -> tuple[Any, ...]:
+    """``others``, whose product is added to ``input``, with integers in the dtype in which torch computes all.
+
+    Those of the product alone, and of its scale, would promote it to another, or leave it in one in which it wraps.
+    """
+    given = (input, *others)
+    if len({o.dtype if isinstance(o, Tensor) else type(o) for o in given}) == 1:
+        return others
+    if not any(isinstance(o, Tensor) and o.is_floating_point() for o in given):
+        setting(torch.get_default_dtype)  # what promotion reads
+    # Numbers count by their types, and may be symbols.
+    likes = (
+        o if isinstance(o, (Tensor, bool)) else 0.5 if isinstance(o, (float, torch.SymFloat)) else 1 for o in given
+    )
+    common = elementwise_dtypes(*likes, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)[1]
+    numbers = (int(o) if isinstance(o, bool) else o for o in others)
+    return tuple(
+        o.to(common) if isinstance(o, Tensor) and not o.is_floating_point() and o.dtype != common else o
+        for o in numbers
+    )
+
+
 def _scaled(op: str, input: Any, other: Any, alpha: Any) -> tuple[Any, ...]:
     given = [o.dtype if isinstance(o, Tensor) else torch.tensor(o).dtype for o in (input, other)]
     if isinstance(alpha, bool) and any(d is not torch.bool for d in given):
@@ -41,12 +65,7 @@ def _scaled(op: str, input: Any, other: Any, alpha: Any) -> tuple[Any, ...]:
         return op, input, other
     if given[0] is given[1] is torch.bool:
         return op, input, other if alpha else (torch.zeros_like(other) if isinstance(other, Tensor) else False)
-    kinds = [2 if d.is_floating_point else d is not torch.bool for d in given]
-    promotes = isinstance(alpha, float) or given[1] is torch.bool
-    if promotes and isinstance(input, Tensor) and kinds[0] > kinds[1]:
-        # torch's result has the dtype of input; the product's would follow from alpha.
-        other = other.to(input.dtype) if isinstance(other, Tensor) else int(other)
-    return f"{op}_scaled", input, other, alpha
+    return f"{op}_scaled", input, *_promoted(input, other), alpha
 
 
 def _divided(input: Any, other: Any, rounding_mode: str | None) -> tuple[Any, ...]:
@@ -91,7 +110,7 @@ def _clamped(input: Tensor, min: Any, max: Any) -> tuple[Any, ...]:
 
 square, square_ = both("square", lambda input: ("pow", input, 2) if input.dtype is torch.bool else ("square", input))
 logit, logit_ = both(
-    "logit", lambda input, eps=None: ("logit", input) if eps is None else ("logit_clamped", input, eps)
+    "logit", lambda input, eps=None: ("logit", input) if eps is None or eps < 0 else ("logit_clamped", input, eps)
 )
 round, round_ = both("round", lambda input, *, decimals=0: _rounded(input, decimals))
 nan_to_num, nan_to_num_ = both(
@@ -107,10 +126,12 @@ clamp_min, clamp_min_ = both("clamp_min", lambda input, min: ("clamp_min", input
 clamp_max, clamp_max_ = both("clamp_max", lambda input, max: ("clamp_max", input, max))
 lerp, lerp_ = both("lerp", lambda input, end, weight: ("lerp", input, end, weight))
 addcmul, addcmul_ = both(
-    "addcmul", lambda input, tensor1, tensor2, *, value=1: ("addcmul", input, tensor1, tensor2, value)
+    "addcmul",
+    lambda input, tensor1, tensor2, *, value=1: ("addcmul", input, *_promoted(input, tensor1, tensor2), value),
 )
 addcdiv, addcdiv_ = both(
-    "addcdiv", lambda input, tensor1, tensor2, *, value=1: ("addcdiv", input, tensor1, tensor2, value)
+    "addcdiv",
+    lambda input, tensor1, tensor2, *, value=1: ("addcdiv", input, *_promoted(input, tensor1, tensor2), value),
 )
 abs, abs_ = both("abs")
 neg, neg_ = both("neg")

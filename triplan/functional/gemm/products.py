@@ -365,6 +365,7 @@ def addmm(
     = 0, ``input`` is not read; with alpha = 0, the factors are not. Differentiable in all three. Raises
     ``RuntimeError`` for shapes, dtypes and devices that do not fit.
     """
+    beta, alpha = _numbers(beta, alpha)
     if out is not None:
         return _addmm.into(out, input, mat1, mat2, beta, alpha)
     return _addmm(*narrowed("addmm", input, mat1, mat2), beta, alpha)
@@ -385,9 +386,14 @@ def baddbmm(
     return _baddbmm(*narrowed("baddbmm", input, batch1, batch2), beta, alpha)
 
 
+def _numbers(*factors: float) -> tuple[float, ...]:
+    """``factors`` as kernels take them: a bool is 0 or 1."""
+    return tuple(int(f) if isinstance(f, bool) else f for f in factors)
+
+
 def _truncated(input: Tensor, *factors: float) -> tuple[float, ...]:
     """``factors`` as torch takes them in products of batches: of integers, their integral parts."""
-    return factors if input.is_floating_point() else tuple(map(int, factors))
+    return _numbers(*factors) if input.is_floating_point() else tuple(map(int, factors))
 
 
 @replayed
