@@ -42,3 +42,16 @@ def test_copies_of_short_rows_across_memory_do_not_spill() -> None:
     )
     (copy,) = (x for x in required(desc, "sorted_sum", SM80).compile() if x.name == "matrix_copy_kernel")
     assert copy.spill_bytes == 0
+
+
+def test_copies_of_the_longest_rows_count_in_64_bits() -> None:
+    """A row of 2**31 - 1 elements is padded to 2**31."""
+    desc = tp.EmbeddingBackwardDescriptor(
+        index_shape=(2, 1),
+        num_embeddings=2,
+        embedding_dim=2**31 - 1,
+        element="f16",
+        layouts={"dout": tp.Layout.strided(unit_axis=0)},
+    )
+    (copy,) = (x for x in required(desc, "sorted_sum", H200).launches if x.kernel.__name__ == "matrix_copy_kernel")
+    assert {"i64"} == {dict(copy.source().signature)[name] for name in ("source_columns", "out_columns")}
