@@ -77,6 +77,12 @@ def test_every_case(where: str, kernel: str | None, op: str, case: str) -> None:
             check_plan(plan, runs=repeats(plan), seed=number)
 
 
+def test_numerics_ids_of_the_backward_have_its_version() -> None:
+    """Plans of equal ids give equal bits, also those of two releases: an id tells new bits as the version does."""
+    sku = required(build("attention_backward", math="tf32", value_dim=40), "tiles", H200).sku()
+    assert str(sku.numerics_id).endswith(f".v{sku.version}")
+
+
 @pytest.mark.parametrize("case", [c for c in CASES if "no" not in c and "packed" not in c and "dropout" not in c])
 def test_the_reference_is_torchs(case: str) -> None:
     """With a mask that says in so many words which keys a query sees."""

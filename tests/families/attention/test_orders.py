@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cases import required
+from cases import H200, required
 
 import triplan as tp
 from triplan.backends.triton.attention import tma, wgmma_shared_kernels
@@ -83,3 +83,13 @@ def test_tiles_in_turns_on_the_gpu(op: str) -> None:
     desc = tp.descriptor_types()[op](**sizes, head_dim=64, element="bf16", causal=True)
     assert tma._balanced(15, 24, 128, SMS)[1] == tma._balanced(15, 12, 64, SMS)[1] == 1
     check_plan(required(desc, "wgmma", tp.Target.current()), runs=3)
+
+
+@pytest.mark.parametrize(("heads", "group", "queries", "keys"), [(1, 1, 2**27, 8), (2**16, 2**16, 3, 1)])
+def test_tiles_of_a_section_fit_into_32_bits(heads: int, group: int, queries: int, keys: int) -> None:
+    """Though more heads would fit into the cache than there are."""
+    desc = tp.AttentionDescriptor(
+        batch=1, queries=queries, keys=keys, heads=heads, key_heads=heads // group, head_dim=64, element="f16"
+    )
+    args = required(desc, "wgmma", H200).launches[-1].args
+    assert 0 < args["section"].value * args["tiles"].value < 2**31

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import compiles, places, required
+from cases import compiles, pinned, places, required
 from proofs import target
 from samples import SetConstant, same
 
@@ -87,6 +87,16 @@ def test_nan_is_largest_and_zeros_are_equal(dtype: torch.dtype) -> None:
         assert torch.equal(values.signbit()[~values.isnan()], x[indices].signbit()[~values.isnan()])
     assert F.sort(x).indices.tolist() == [4, 11, 6, 13, 0, 1, 7, 8, 3, 10, 5, 12, 2, 9]
     assert F.topk(x, 3).indices.tolist() == [2, 9, 5]
+
+
+def test_more_rows_than_32_bits_count() -> None:
+    """``onesweep`` has several lines of counts for each row: it refuses what its kernel cannot number."""
+    h200 = tp.Target.sm90a()
+    (launch,) = required(tp.SortDescriptor(rows=2**31 + 5, n=1, element="bf16"), "rows", h200).launches
+    assert dict(launch.source().signature)["rows"] == "i64"
+    desc = tp.SortDescriptor(rows=2**30, n=9, element="bf16")
+    assert pinned(desc, "onesweep", h200) is None
+    assert pinned(desc.replace(rows=2**30 - 1), "onesweep", h200)
 
 
 @pytest.mark.parametrize("k", [0, 1])

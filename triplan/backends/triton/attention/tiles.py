@@ -88,7 +88,7 @@ def rank(desc: AttentionDescriptor, target: Target) -> float:
     return found + TILE_US * programs_of(desc, target) / target.sm_count
 
 
-def numerics(desc: AttendingDescriptor, choice: Choice = TILES) -> str | None:
+def numerics(desc: AttendingDescriptor, choice: Choice = TILES, version: int = 4) -> str | None:
     """The numerics id: what the bits of a row depend on besides the row and its keys. None with dropout, as they then
     depend on the place of the row."""
     if desc.dropout:
@@ -99,7 +99,7 @@ def numerics(desc: AttendingDescriptor, choice: Choice = TILES) -> str | None:
     widths = f"{desc.head_dim}.{desc.values}.{edge}"
     extras = "".join(f".{o.name}" for o in desc.operands() if o.name in ("slopes", "sink"))
     kind = f"{desc.element}.{desc.multiplicands}.{widths}.{edges}.{desc.softcap}.{desc.mask}{extras}"
-    return f"{desc.op}-tiles.{kind}.v4"
+    return f"{desc.op}-tiles.{kind}.v{version}"
 
 
 @pointers_entry(

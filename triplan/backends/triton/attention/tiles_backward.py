@@ -19,6 +19,8 @@ from triplan.backends.triton.common import card
 from triplan.descriptors import AttentionBackwardDescriptor, packed_strides
 from triplan.sku import ArchSku, Support, Target
 
+#: Of the entry and of its numerics ids.
+VERSION = 5
 #: TFLOP/s, by kind of arithmetic and architecture: for half on sm90a about those of an H100 with 512 and 1024 queries;
 #: the others as the forward op's.
 TERAFLOPS = {**tiles.TERAFLOPS, "half": {ArchSku.SM90A: 150.0, ArchSku.SM80: 70.0}}
@@ -83,9 +85,9 @@ def workspace(desc: AttentionBackwardDescriptor, target: Target) -> int:
     name="tiles",
     supports=supports,
     rank=rank,
-    numerics=lambda desc: tiles.numerics(desc, TILES),
+    numerics=lambda desc: tiles.numerics(desc, TILES, VERSION),
     priority=2,  # after wgmma and wgmma_stored, which give other bits
-    version=5,
+    version=VERSION,
     workspace=workspace,
 )
 def tiles_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[Launch]:

@@ -69,7 +69,8 @@ def order_of(
     before; else all are alike. ``in_turns``: do not try sections that fit; the backward does not. Untuned.
     """
     section, turning = _balanced(tiles, heads, fitting, programs, in_turns) if causal else (fitting, 0)
-    return {"section": Int(section), "turning": Int(turning)}
+    # (Not more heads than there are: the tiles of a section must fit into 32 bits.)
+    return {"section": Int(min(section, heads)), "turning": Int(turning)}
 
 
 @fact

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_two_in
-from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
+from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US, MAX_THREAD_REGISTERS
 from triplan.backends.triton.common.copied_kernels import matrix_copy_kernel
-from triplan.backends.triton.common.offsets import bits, ceil_power, extents, padded
-from triplan.backends.triton.common.strides import axis_strides, count
+from triplan.backends.triton.common.offsets import I32_LIMIT, bits, ceil_power, extents, padded
+from triplan.backends.triton.common.strides import axis_strides
 from triplan.backends.triton.indexing.geometry import Geometry
 from triplan.descriptors import PACKED, packed_strides
 
@@ -25,6 +25,8 @@ COPIED_BYTES_PER_US = 2.3e6
 #: Elements of a tile and its longest side, in 8 warps. Those of ``transposed`` of the copies.
 ELEMENTS, SIDE = 4096, 64
 WARPS = 8
+#: Columns of a tile of short rows.
+SHORT = 16
 #: Bytes of the widest access of a thread.
 VECTOR_BYTES = 16
 #: Vectors of the shortest row that is padded to whole vectors: its copy is at most a quarter larger.
@@ -89,6 +91,9 @@ def copy_launch(g: Geometry, to: Scratch) -> Launch:
     o, (row, col), (high, wide) = g.dense, _plane(g), _tile(g)
     others = [a for a in range(len(o.shape)) if a not in (row, col)]
 
+    def extent(n: int) -> Int:
+        return Int(n, n >= I32_LIMIT, power_of_two_in(n))
+
     def batch(found: tuple[Arg, ...]) -> Arg:
         """Of a stride for each axis, those of the others."""
         return padded((found[a] or Int(1, True) for a in others), Int(0, True, 16)) if others else None
@@ -102,9 +107,9 @@ def copy_launch(g: Geometry, to: Scratch) -> Launch:
         {
             "source": bits(o),
             "out": replace(to, element=o.element.bits),
-            "rows": count(o.shape[row]),
-            "source_columns": count(o.shape[col]),
-            "out_columns": count(width),
+            "rows": extent(o.shape[row]),
+            "source_columns": extent(o.shape[col]),
+            "out_columns": extent(width),
             "source_n": lies[col],
             "source_batch": batch(lies),
             "out_m": copy[row],
@@ -113,4 +118,6 @@ def copy_launch(g: Geometry, to: Scratch) -> Launch:
         },
         {"source_m": 1, "out_n": 1, "ROWS": high, "COLUMNS": wide},
         num_warps=WARPS,
+        # Left alone, ptxas spills a few on sm80 to raise occupancy.
+        max_registers=MAX_THREAD_REGISTERS if o.element.itemsize == 8 and wide <= SHORT else None,
     )

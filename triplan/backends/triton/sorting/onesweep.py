@@ -64,7 +64,7 @@ def tiles_of(desc: Ordered) -> int:
 def supports(desc: Ordered, target: Target) -> Support:
     if desc.n > MOST:
         return Support.no(f"rows of {desc.n} elements; counts have 30 bits, up to {MOST}")
-    return fits_grid(desc.rows * tiles_of(desc))
+    return fits_grid(desc.rows * max(tiles_of(desc), passes_of(desc)))  # (lines of counts have 32 bits, too)
 
 
 def rank(desc: Ordered, target: Target) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from triplan.backends.runtime.launch import Int, Launch
 from triplan.backends.triton.common.card import LAUNCH_US
-from triplan.backends.triton.common.offsets import ceil_power
+from triplan.backends.triton.common.offsets import ceil_power, extent_int
 from triplan.backends.triton.common.tiles import fits_grid, waves_us
 from triplan.backends.triton.sorting import rows_kernels as kernels
 from triplan.backends.triton.sorting.shared import (
@@ -64,7 +64,7 @@ def _rows(desc: Ordered, target: Target) -> list[Launch]:
         return []
     rows, block = tile_of(desc)
     first, kept = kept_args(desc)
-    args = {**row_args(desc), "rows": Int(desc.rows), "n": Int(desc.n), "first": first, "kept": kept}
+    args = {**row_args(desc), "rows": extent_int(desc.rows), "n": Int(desc.n), "first": first, "kept": kept}
     constants = {**key_constants(desc), "DESCENDING": descending(desc), "ROWS": rows, "BLOCK": block}
     warps = max(rows * block // 256, 1)
     return [
