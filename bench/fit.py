@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -130,10 +131,11 @@ def judged(of: Sequence[Problem], penalty: float) -> list[float]:
 
 
 def run(paths: Sequence[Path], to: Path, console: Console) -> None:
-    """Write the corrections to ``to``, and print what they change."""
+    """Write the corrections to ``to``, where groups without a problem keep theirs, and print what they change."""
     table = Table("ops", "problems", "regret: mean", "95%", "corrected: mean", "95%", "kept")
     kept: dict[tuple[str, ...], dict[str, Correction]] = {}
-    for ops, of in sorted(problems(paths).items()):
+    found = problems(paths)
+    for ops, of in sorted(found.items()):
         left = {penalty: judged(of, penalty) for penalty in PENALTIES}
         penalty = min(left, key=lambda penalty: statistics.geometric_mean(left[penalty]))
         before, after = [p.regret({}) for p in of], left[penalty]
@@ -144,8 +146,12 @@ def run(paths: Sequence[Path], to: Path, console: Console) -> None:
         shown = [f"{v:.3f}" for pair in zip(means, tails, strict=True) for v in pair]
         table.add_row(" ".join(ops), str(len(of)), *shown, "yes" if ops in kept else "no")
     console.print(table)
-    groups = [
-        {"ops": ops, "entries": {name: dataclasses.asdict(correction) for name, correction in own.items()}}
+    earlier: dict[str, Any] = json.loads(to.read_text()) if to.exists() else {"features": ()}
+    same = tuple(earlier["features"]) == FEATURES  # others' corrections say nothing
+    groups = [group for group in earlier["groups"] if tuple(group["ops"]) not in found] if same else []
+    groups += [
+        {"ops": list(ops), "entries": {name: dataclasses.asdict(correction) for name, correction in own.items()}}
         for ops, own in kept.items()
     ]
+    groups.sort(key=lambda group: group["ops"])
     to.write_text(json.dumps({"features": FEATURES, "groups": groups}, separators=(",", ":")) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -75,8 +76,16 @@ def test_a_known_error_of_estimates_is_found(tmp_path: Path) -> None:
         rows.append({"case": drawn.name, "number": number, "times": times})
     results = tmp_path / "results.json"
     results.write_text(json.dumps({"settings": {"family": "softmax", "seed": 5}, "rows": rows}))
-    fit.run([results], tmp_path / "costs.json", Console(quiet=True))
-    found = fitted.read((tmp_path / "costs.json").read_text())
+    stale, other = (
+        {"ops": [op], "entries": {"rows": dataclasses.asdict(Correction(1.0, *WIDE))}} for op in ("softmax", "norm")
+    )
+    stale["ops"] = next(list(ops) for ops in fit.problems([results]) if "softmax" in ops)
+    costs = tmp_path / "costs.json"
+    costs.write_text(json.dumps({"features": FEATURES, "groups": [stale, other]}))
+    fit.run([results], costs, Console(quiet=True))
+    found = fitted.read(costs.read_text())
+    assert found["norm", "rows"] == Correction(1.0, *WIDE)  # these results say nothing about it
+    assert found["softmax", "rows"] != Correction(1.0, *WIDE)
     for ops, of in fit.problems([results]).items():
         by = {entry: correction for (op, entry), correction in found.items() if op == ops[0]}
         before, after = (sum(math.log(p.regret(c)) for p in of) / len(of) for c in ({}, by))
