@@ -36,7 +36,8 @@ __all__ = [
 def _promoted(input: Any, *others: Any) -> tuple[Any, ...]:
     """``others``, whose product is added to ``input``, with integers in the dtype in which torch computes all.
 
-    Those of the product alone, and of its scale, would promote it to another, or leave it in one in which it wraps.
+    Left as they are, the product would have the dtype of its own factors and scale: an integer one in which it wraps
+    around, or one to which torch does not promote the sum.
     """
     given = (input, *others)
     if len({o.dtype if isinstance(o, Tensor) else type(o) for o in given}) == 1:

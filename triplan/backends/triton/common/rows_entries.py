@@ -118,8 +118,8 @@ class Entry(ABC):
         return {**sizes, **{o.name: values(o) for o in self.desc.operands()}, **strides}
 
     def is_turned(self) -> bool:
-        """Whether masks are of whole vectors along rows and across: so that all operands that lie in two ways have
-        vectors."""
+        """Whether kernels are told which powers of two divide the sizes along rows and across. Then masks of whole
+        vectors hold in either direction, and operands that lie across rows have vectors, too."""
         return self.rows.crossed
 
     def constants(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ MAX_LANES = 128
 UNROLL = 4
 #: Warp instructions that a multiprocessor issues per microsecond: 4 per cycle at 1,700 MHz.
 SM_INSTRUCTIONS_PER_US = 4 * 1700
-# Fitted to ``bench anywhere indexing``, seed 2, on an H200:
+# Fitted to ``bench anywhere indexing``, seed 2, on an H200, by a script that is not published:
 #: Warp instructions that a program issues per step, and for each element that it owns.
 STEP_INSTRUCTIONS, ELEMENT_INSTRUCTIONS = 500, 0.54
 #: Microseconds of latency per step, of which several are loaded together, and for each such element.

@@ -95,7 +95,7 @@ def copy_launch(g: Geometry, to: Scratch) -> Launch:
         return Int(n, n >= I32_LIMIT, power_of_two_in(n))
 
     def batch(found: tuple[Arg, ...]) -> Arg:
-        """Of a stride for each axis, those of the others."""
+        """Of a stride for each axis those of the others, which number the matrices; None if there are none."""
         return padded((found[a] or Int(1, True) for a in others), Int(0, True, 16)) if others else None
 
     width = o.shape[col] if span(g) == g.fold[2] else span(g)

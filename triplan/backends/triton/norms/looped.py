@@ -73,7 +73,7 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
         return self.tile if self.tile.rows > 1 else super().partials_tile()
 
     def is_turned(self) -> bool:
-        return False
+        return False  # (No measurement says whether it would help.)
 
     def unroll(self) -> int:
         return self.rows.unroll(self.tile, 4 if self.rows.vectors else max(2 // len(self.read_first), 1))

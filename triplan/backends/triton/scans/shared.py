@@ -119,7 +119,7 @@ class ScanEntry(Entry):
         return min(GROUP, 16 // self.element.itemsize) if self.grouped() and self.tile.block >= GROUPED_FROM else 1
 
     def is_turned(self) -> bool:
-        return False
+        return False  # (No measurement says whether it would help.)
 
     def arguments(self) -> dict[str, Arg]:
         args = super().arguments()

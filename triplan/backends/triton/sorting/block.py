@@ -26,7 +26,7 @@ LONGEST = 4096
 WARPS = 8
 #: Elements of a thread at least, where a row has so many. Untuned.
 ITEMS = 8
-# Fitted to ``bench anywhere sorting``, seeds 1, 2, 3 and 51, on an H200:
+# Fitted to ``bench anywhere sorting``, seeds 1, 2, 3 and 51, on an H200, by a script that is not published:
 #: Elements that a multiprocessor orders by one digit in a microsecond: each takes about 90 instructions.
 SM_ORDERED_PER_US = 2800
 #: Microseconds of a multiprocessor for each program, and for a warp's counters of one digit.

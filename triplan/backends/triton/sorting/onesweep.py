@@ -43,7 +43,7 @@ GROUP = 4
 MOST = 2**30 - 1
 #: Elements that a multiprocessor orders within tiles in a microsecond, beside what moving them takes; and microseconds
 #: of a pass that a tile alone waits for (ticket, reads, barriers of its order, counts of earlier tiles). Fitted to
-#: ``bench anywhere sorting``, seeds 1, 2, 3 and 51, on an H200.
+#: ``bench anywhere sorting``, seeds 1, 2, 3 and 51, on an H200, by a script that is not published.
 SM_ORDERED_PER_US, PASS_US = 1900, 5.4
 
 

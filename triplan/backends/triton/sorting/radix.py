@@ -34,7 +34,7 @@ MOVING_REGISTERS = 80
 SCANNED = 4096
 #: Elements that a multiprocessor sorts within tiles in a microsecond: each takes about 180 instructions of integers, of
 #: which it could do 64 in a cycle, but exchanges wait. Fitted to ``bench anywhere sorting``, seeds 1, 2, 3 and 51, on
-#: an H200.
+#: an H200, by a script that is not published.
 SM_SORTED_PER_US = 170
 
 
