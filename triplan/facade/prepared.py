@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from triplan.backends.runtime.interpreter import interpret
-from triplan.backends.runtime.launch import Launch
+from triplan.backends.runtime.launch import Launch, overlapping
 from triplan.backends.runtime.launcher import STORAGE, WORKSPACE, LoadedKernel, Places
 from triplan.backends.table import TABLE, KernelRow, Preparation
 from triplan.descriptors import OperandKind
@@ -78,12 +78,12 @@ class Preparing:
     @cached_property
     def preparing_launches(self) -> tuple[Launch, ...]:
         """What ``prepare_indices`` launches. Raises ``Unsupported`` for a kernel that prepares nothing."""
-        return tuple(self._preparation.build(self.descriptor, self.target))
+        return overlapping(self._preparation.build(self.descriptor, self.target), self.target)
 
     @cached_property
     def prepared_launches(self) -> tuple[Launch, ...]:
         """What ``run`` launches with prepared indices. Raises ``Unsupported`` for a kernel that prepares nothing."""
-        return tuple(self._preparation.run(self.descriptor, self.target))
+        return overlapping(self._preparation.run(self.descriptor, self.target), self.target)
 
     @property
     def _preparation(self) -> Preparation:

@@ -85,8 +85,15 @@ def test_rows_that_prepare_nothing_say_so() -> None:
         plan.prepared_size()
 
 
-def test_preparing_compiles_next_to_nothing_new() -> None:
-    """Storage and workspace are addresses alike: only the status is handled by other kernels."""
-    plan = tp.plan(SAMPLES["index_add"], preference=PINNED, target=tp.Target.preset("h200"))
+@pytest.mark.parametrize("copied", [False, True], ids=["", "copied"])
+def test_preparing_compiles_next_to_nothing_new(copied: bool) -> None:
+    """Storage and workspace are addresses alike: only the status is handled by other kernels. Contributions across the
+    contiguous axis are copied with prepared indices, too."""
+    desc = SAMPLES["index_add"]
+    if copied:
+        across = {"src": tp.Layout.strided(unit_axis=0)}
+        desc = desc.replace(src_shape=(20000, 64), add_dim=0, out_dim_size=1000, layouts=across)
+    plan = tp.plan(desc, preference=PINNED, target=tp.Target.preset("h200"))
+    assert any("matrix_copy" in launch.kernel.__name__ for launch in plan.launches) == copied
     known = {launch.source() for launch in plan.launches}
     assert {launch.source() for launch in (*plan.preparing_launches, *plan.prepared_launches)} == known
