@@ -77,6 +77,26 @@ def test_every_case(where: str, kernel: str | None, op: str, case: str) -> None:
             check_plan(plan, runs=repeats(plan), seed=number)
 
 
+@pytest.mark.parametrize(
+    ("element", "batch", "n", "heads", "key_heads", "width", "causal", "kernel"),
+    [
+        ("bf16", 23, 63, 12, 12, 96, True, "tiles"),
+        ("f16", 155, 65, 1, 1, 80, False, "wgmma"),
+        ("f16", 1, 17, 32, 4, 64, False, "tiles"),
+        ("bf16", 6, 2049, 43, 43, 128, True, "wgmma"),
+        ("bf16", 4, 4096, 32, 32, 128, True, "wgmma_stored"),
+        ("bf16", 4, 4096, 32, 8, 128, True, "wgmma"),
+    ],
+)
+def test_the_backward_has_the_kernel_that_was_fastest(
+    element: str, batch: int, n: int, heads: int, key_heads: int, width: int, causal: bool, kernel: str
+) -> None:
+    """In bench/results/anywhere-attention-* and attention-*."""
+    sizes = {"batch": batch, "queries": n, "keys": n, "heads": heads, "key_heads": key_heads, "head_dim": width}
+    desc = build("attention_backward", element, causal=causal, align="start", **sizes)
+    assert tp.plan(desc, target=H200).sku().kernel == kernel
+
+
 def test_numerics_ids_of_the_backward_have_its_version() -> None:
     """Plans of equal ids give equal bits, also those of two releases: an id tells new bits as the version does."""
     sku = required(build("attention_backward", math="tf32", value_dim=40), "tiles", H200).sku()

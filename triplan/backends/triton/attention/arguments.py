@@ -1,4 +1,4 @@
-"""Operands of attention as kernel arguments, tiles of the kernels that read through pointers, and costs."""
+"""Operands of attention as kernel arguments, and tiles of the kernels that read through pointers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from triplan.backends.runtime.launch import Arg, Float, Int, Ptr, Scalar, Stride
-from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import TL, ceil_power
 from triplan.backends.triton.common.tiles import fits_grid
 from triplan.descriptors import Operand, packed_strides
@@ -22,18 +21,6 @@ ELEMENTS = ("f16", "bf16", "f32", "f64")
 MOST_WIDTH = 256
 #: The longest sequence, exclusive: a sum of three positions must fit in 32 bits.
 MOST_LENGTH = 2**29
-#: TFLOP/s by ``arithmetic`` and architecture.
-Rates = Mapping[str, Mapping[ArchSku, float]]
-#: Operations per microsecond in 1 TFLOP/s.
-TERA_PER_US = 10**6
-#: Matrix products of the forward and the backward op: the latter computes q @ k.T and dout @ v.T twice.
-PRODUCTS, BACKWARD_PRODUCTS = 2, 7
-#: Factor on the time of kernels by pointers, by products, where 2-byte elements are loaded one by one. From problems of
-#: 128 to 1024 queries with and without alignment on an H100.
-ELEMENTWISE = {PRODUCTS: 2.4, BACKWARD_PRODUCTS: 1.6}
-#: Columns of a head that take as long as its scores there, by products. From bench/results/anywhere-attention-seed8-*
-#: and -seed3-*: heads of 21, 32 and 43 elements.
-ELEMENTWISE_COLUMNS = {PRODUCTS: 16, BACKWARD_PRODUCTS: 0}
 #: log2(e): scores are in base-2 logarithms.
 LOG2_E = 1.4426950408889634
 
@@ -147,21 +134,30 @@ def arguments(desc: AttendingDescriptor, kernel: Any) -> dict[str, Arg]:
     return args
 
 
+def blocks_of(desc: AttendingDescriptor, tile: Tile, alike: bool) -> tuple[int, int]:
+    """Columns of a block of keys and of values. ``alike``: see ``constants``."""
+    widths = desc.head_dim, desc.values
+    key, value = (min(max(ceil_power(max(widths) if alike else n), 16), tile.columns) for n in widths)
+    return key, value
+
+
+def columns_of(desc: AttendingDescriptor, tile: Tile, alike: bool = False) -> tuple[int, int]:
+    """Columns of all blocks of a key and of a value, which multiply."""
+    of_keys, of_values = blocks_of(desc, tile, alike)
+    return math.ceil(desc.head_dim / of_keys) * of_keys, math.ceil(desc.values / of_values) * of_values
+
+
 def constants(desc: AttendingDescriptor, tile: Tile, alike: bool = False) -> dict[str, object]:
     """The constexprs that the kernels share. ``alike``: blocks of values are as wide as those of keys."""
     compute = desc.element.compute
-    widest = max(desc.head_dim, desc.values)
-
-    def block(width: int) -> int:
-        return min(max(ceil_power(width), 16), tile.columns)
-
+    block_d, block_v = blocks_of(desc, tile, alike)
     return {
         "HEAD": desc.head_dim,
         "VALUE": desc.values,
         "BLOCK_Q": tile.queries,
         "BLOCK_K": tile.keys,
-        "BLOCK_D": block(widest if alike else desc.head_dim),
-        "BLOCK_V": block(widest if alike else desc.values),
+        "BLOCK_D": block_d,
+        "BLOCK_V": block_v,
         "CAPPED": desc.softcap > 0,
         "MASK": None if desc.mask is None else "bool" if desc.mask is ElementKind.BOOL else "float",
         "LEFT": desc.window_left is not None,
@@ -198,55 +194,9 @@ def supports(desc: D, programs_of: Callable[[D], int]) -> Support:
     return fits_grid(programs_of(desc))
 
 
-def pairs(desc: AttendingDescriptor, edge: int) -> float:
-    """Pairs of a query and a key that a kernel multiplies, of one head of a batch's entry, without the mask.
-
-    ``edge``: pairs of a row that are multiplied in vain, where blocks end beyond what it sees. Packed sequences are
-    taken to be of one length.
-    """
-    every = desc.queries * desc.keys / max(desc.sequences or 1, 1)
-    if desc.right is None and desc.window_left is None:
-        return every
-    # Bounded on one side: about half of all pairs. With few keys most queries may see all of them.
-    if desc.window_left is None or desc.right is None:
-        seen = max(every / 2, 1.0) if desc.queries <= 2 * desc.keys else every
-    else:
-        seen = desc.queries * (desc.window_left + desc.right + 1.0)
-    return min(every, seen + desc.queries * edge)
-
-
 def is_elementwise(o: Operand) -> bool:
     """Whether rows must be read element by element: promises are too weak for 16-byte loads."""
     vector = max(16 // o.element.itemsize, 1)
     multiple = o.shape[-1] if o.layout.packed else o.layout.stride_multiple
     unit = o.layout.packed or o.layout.unit_axis == len(o.shape) - 1
     return not unit or o.alignment < 16 or multiple % vector != 0
-
-
-def cost_us(desc: AttendingDescriptor, target: Target, products: int, rate: float, tile: int, width: float) -> float:
-    """Estimated microseconds of ``products`` matrix products of the problem at ``rate`` TFLOP/s of a whole card.
-
-    ``tile``: queries of a program; fewer programs than multiprocessors leave some idle. ``width``: elements of a head
-    with those that pad it, the mean of a key's and a value's.
-    """
-    work = 2.0 * products * desc.batch * desc.heads * pairs(desc, tile // 2) * width / (rate * TERA_PER_US)
-    programs = desc.batch * desc.heads * max(math.ceil(desc.queries / tile), 1)
-    sms = target.sm_count
-    nbytes = sum(o.nbytes for o in desc.operands() if o.is_tensor and o.name != "mask")
-    idle = max(sms / max(programs, 1), 1.0)
-    return card.LAUNCH_US + max(work * idle, nbytes / card.BYTES_PER_US)
-
-
-def reads_elements(desc: AttendingDescriptor) -> bool:
-    """Whether kernels by pointers load 2-byte elements one by one."""
-    return desc.element.itemsize == 2 and any(is_elementwise(desc.operand(name)) for name in "qkv")
-
-
-def tiles_cost_us(desc: AttendingDescriptor, target: Target, products: int, rates: Rates, tile: int) -> float:
-    """``cost_us`` of the kernels that read through pointers."""
-    width = max((ceil_power(desc.head_dim) + ceil_power(desc.values)) / 2, 16.0)
-    rate = rates[arithmetic(desc)].get(target.arch, 1.0)
-    if reads_elements(desc):
-        rate /= ELEMENTWISE[products]
-        width += ELEMENTWISE_COLUMNS[products]
-    return cost_us(desc, target, products, rate, tile, width)

@@ -9,7 +9,6 @@ from typing import NamedTuple, TypeVar
 from triplan.backends.runtime.launch import Arg, Copy, Int, Launch, Scratch, Stride, power_of_two_in
 from triplan.backends.triton.attention.copies_kernels import rows_copy_kernel
 from triplan.backends.triton.attention.tma import VECTOR, unmappable
-from triplan.backends.triton.common.card import OVERLAPPED_LAUNCH_US
 from triplan.backends.triton.common.copied import on_copies
 from triplan.backends.triton.common.offsets import bits, ceil_power, padded_bytes
 from triplan.descriptors import Operand, packed_strides
@@ -22,6 +21,9 @@ D = TypeVar("D", bound=AttendingDescriptor)
 ELEMENTS, MOST_COLUMNS = 4096, 128
 #: Bytes per microsecond that a copy reads and writes: those of gemm's copies. Untuned.
 COPIED_BYTES_PER_US = 2.3e6
+#: Microseconds of a copy besides: the next launch waits for its results. From 2 to 44 queries in
+#: bench/results/anywhere-attention-*.
+COPY_US = 1.8
 
 
 class RowsCopy(NamedTuple):
@@ -56,7 +58,7 @@ class RowsCopy(NamedTuple):
     @property
     def cost_us(self) -> float:
         """Estimated microseconds."""
-        return OVERLAPPED_LAUNCH_US + (self.operand.nbytes + self.nbytes) / COPIED_BYTES_PER_US
+        return COPY_US + (self.operand.nbytes + self.nbytes) / COPIED_BYTES_PER_US
 
     def _strides(self) -> tuple[Arg, ...]:
         """Those of the operand, by the axes (batch, row, head, column), of lse (batch, -, head, column); the last None

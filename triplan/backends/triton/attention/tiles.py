@@ -7,44 +7,29 @@ from __future__ import annotations
 
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.attention import arguments
-from triplan.backends.triton.attention.arguments import (
-    PRODUCTS,
-    Choice,
-    Tile,
-    constants,
-    has_edge,
-    padded_width,
-    reads_elements,
-    tiles_cost_us,
-    tiles_of_rows,
-)
+from triplan.backends.triton.attention.arguments import Choice, Tile, columns_of, constants, has_edge, tiles_of_rows
+from triplan.backends.triton.attention.costs import Pace, forward_us, pace_of
 from triplan.backends.triton.attention.entries import pointers_entry
 from triplan.backends.triton.attention.tiles_kernels import attention_tiles_kernel
 from triplan.backends.triton.common import card
 from triplan.descriptors import AttentionDescriptor
 from triplan.descriptors.attention import AttendingDescriptor
-from triplan.sku import ArchSku, Support, Target
+from triplan.sku import Support, Target
 
-#: TFLOP/s, by kind of arithmetic and architecture: for half on sm90a about those of an H100 with 512 and 1024 queries;
-#: the others untuned.
-TERAFLOPS = {
-    "half": {ArchSku.SM90A: 300.0, ArchSku.SM80: 130.0},
-    "tf32": {ArchSku.SM90A: 150.0, ArchSku.SM80: 70.0},
-    "parts": {ArchSku.SM90A: 40.0, ArchSku.SM80: 15.0},
-    "scalar": {ArchSku.SM90A: 9.0, ArchSku.SM80: 4.0},
+#: Of halves and of parts by least squares over bench/results/anywhere-attention-* and attention-*, and over heads of 24
+#: to 128 elements of f32 (21 to 2048 queries, an H200); the others untuned.
+PACES = {
+    "half": Pace(0.95, 0.12, 332.0, together=1.34),
+    "elements": Pace(0.0, 0.5, 148.0, start_us=2.3),
+    "wide elements": Pace(0.0, 0.5, 39.0, start_us=2.3),
+    "tf32": Pace(0.5, 0.6, 150.0, together=1.6),
+    "parts": Pace(0.47, 1.17, 45.0, together=1.66),
+    "scalar": Pace(0.5, 1.0, 9.0, together=1.6),
 }
-#: Microseconds of one multiprocessor that a tile of queries takes besides its products; by wgmma too. From 61 and 433
-#: queries in bench/results/anywhere-attention-seed8-nvidia-h200.json.
-TILE_US = 1.6
-#: The same where elements are loaded one by one, but once and not for each tile, by padded width of a head. From 2 to 4
-#: queries there and in -seed3-*; untuned for 256.
-ELEMENTWISE_START_US = {64: 2.0, 128: 3.0, 256: 10.0}
 #: Tiles by kind of arithmetic and padded width of a head: the largest found that do not spill registers (sm80 and
 #: sm90a, causal; Triton 3.6 and 3.9), but for heads of f32 that are read one element at a time, which may a little.
 #: Their speed is untuned, but for heads of 256 halves on sm90a (an H200). Parts of f32 have 32 queries, whose products
-#: are mma.sync's: Tile(64, 64, 4, 1, 64), by wgmma, is faster, but with ptxas 12.8, which Triton 3.6 brings, wrong for
-#: heads of 40 with values of 24. There parts of k and of v take turns at an address, with descriptors of two layouts,
-#: and ptxas computes those of v from a register that nothing writes (``unwritten`` of the tests finds it).
+#: are mma.sync's; ``large_tiles`` has those of wgmma.
 TILES = Choice(
     usual={
         ("half", 64): (Tile(128, 64, 4, 3),),
@@ -68,27 +53,24 @@ TILES = Choice(
 )
 
 
-def tile_of(desc: AttendingDescriptor, target: Target | None = None) -> Tile:
-    return TILES.of(desc, target)[0]
-
-
-def programs_of(desc: AttentionDescriptor, target: Target) -> int:
-    return tiles_of_rows(desc, desc.queries, tile_of(desc, target).queries) * desc.batch * desc.heads
+def programs_of(desc: AttendingDescriptor, tile: Tile) -> int:
+    return tiles_of_rows(desc, desc.queries, tile.queries) * desc.batch * desc.heads
 
 
 def supports(desc: AttentionDescriptor, target: Target) -> Support:
-    return arguments.supports(desc, lambda d: programs_of(d, target))
+    return arguments.supports(desc, lambda d: programs_of(d, TILES.of(d, target)[0]))
 
 
 def rank(desc: AttentionDescriptor, target: Target) -> float:
+    return tiles_us(desc, target, TILES.of(desc, target)[0])
+
+
+def tiles_us(desc: AttentionDescriptor, target: Target, tile: Tile, alike: bool = False) -> float:
     """Estimated microseconds."""
-    found = tiles_cost_us(desc, target, PRODUCTS, TERAFLOPS, tile_of(desc, target).queries)
-    if reads_elements(desc):
-        return found + ELEMENTWISE_START_US[padded_width(desc)]
-    return found + TILE_US * programs_of(desc, target) / target.sm_count
+    return forward_us(desc, target, (tile.queries, tile.keys), columns_of(desc, tile, alike), pace_of(desc, PACES))
 
 
-def numerics(desc: AttendingDescriptor, choice: Choice = TILES, version: int = 4) -> str | None:
+def numerics(desc: AttendingDescriptor, choice: Choice = TILES, version: int = 4, name: str = "tiles") -> str | None:
     """The numerics id: what the bits of a row depend on besides the row and its keys. None with dropout, as they then
     depend on the place of the row."""
     if desc.dropout:
@@ -99,7 +81,7 @@ def numerics(desc: AttendingDescriptor, choice: Choice = TILES, version: int = 4
     widths = f"{desc.head_dim}.{desc.values}.{edge}"
     extras = "".join(f".{o.name}" for o in desc.operands() if o.name in ("slopes", "sink"))
     kind = f"{desc.element}.{desc.multiplicands}.{widths}.{edges}.{desc.softcap}.{desc.mask}{extras}"
-    return f"{desc.op}-tiles.{kind}.v{version}"
+    return f"{desc.op}-{name}.{kind}.v{version}"
 
 
 @pointers_entry(
@@ -112,15 +94,19 @@ def numerics(desc: AttendingDescriptor, choice: Choice = TILES, version: int = 4
     version=3,
 )
 def tiles(desc: AttentionDescriptor, target: Target) -> list[Launch]:
+    return launches(desc, TILES.of(desc, target)[0])
+
+
+def launches(desc: AttentionDescriptor, tile: Tile, alike: bool = False) -> list[Launch]:
+    """``alike``: see ``constants``."""
     if desc.operand("lse").numel == 0:
         return []
-    tile = tile_of(desc, target)
     return [
         Launch(
             attention_tiles_kernel,
-            programs_of(desc, target),
+            programs_of(desc, tile),
             arguments.arguments(desc, attention_tiles_kernel),
-            {**constants(desc, tile), "EDGE": has_edge(desc, tile)},
+            {**constants(desc, tile, alike), "EDGE": has_edge(desc, tile)},
             num_warps=tile.warps,
             num_stages=tile.stages,
             max_registers=card.MAX_THREAD_REGISTERS,

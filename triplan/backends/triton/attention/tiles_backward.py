@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
 from triplan.backends.triton.attention import arguments, tiles
 from triplan.backends.triton.attention.arguments import (
-    BACKWARD_PRODUCTS,
     Choice,
     Tile,
+    arithmetic,
+    columns_of,
     constants,
     has_edge,
-    tiles_cost_us,
     tiles_of_rows,
 )
+from triplan.backends.triton.attention.costs import Pace, backward_us, pace_of
 from triplan.backends.triton.attention.entries import pointers_entry
 from triplan.backends.triton.attention.tiles_backward_kernels import attention_dkdv_kernel, attention_dq_kernel
 from triplan.backends.triton.common import card
 from triplan.descriptors import AttentionBackwardDescriptor, packed_strides
-from triplan.sku import ArchSku, Support, Target
+from triplan.sku import Support, Target
 
 #: Of the entry and of its numerics ids.
 VERSION = 5
-#: TFLOP/s, by kind of arithmetic and architecture: for half on sm90a about those of an H100 with 512 and 1024 queries;
-#: the others as the forward op's.
-TERAFLOPS = {**tiles.TERAFLOPS, "half": {ArchSku.SM90A: 150.0, ArchSku.SM80: 70.0}}
+#: As those of the forward op, but operands of a step are loaded before it. Of parts and f64 from a few problems each.
+PACES = {
+    "half": Pace(0.75, 0.0, 371.0, loads=2e4),
+    "elements": Pace(3.26, 0.0, 371.0, loads=7.6e3),
+    "wide elements": Pace(3.26, 0.0, 371.0, loads=7.6e3),
+    "tf32": replace(tiles.PACES["tf32"], loads=2e4),
+    "parts": Pace(0.0, 0.23, 74.0, together=1.18, loads=4.3e3),
+    "scalar": Pace(2.4, 0.7, 14.0, together=1.65),
+}
 #: (tile of dq, tile of dk and dv), chosen as ``TILES`` of the forward op.
 TILES = Choice(
     usual={
@@ -71,7 +80,9 @@ def supports(desc: AttentionBackwardDescriptor, target: Target) -> Support:
 
 def rank(desc: AttentionBackwardDescriptor, target: Target) -> float:
     """Estimated microseconds."""
-    return card.LAUNCH_US + tiles_cost_us(desc, target, BACKWARD_PRODUCTS, TERAFLOPS, TILES.of(desc, target)[0].queries)
+    dq, dkdv = TILES.of(desc, target)
+    of_queries, of_keys = (dq.queries, dq.keys), (dkdv.keys, dkdv.queries)
+    return backward_us(desc, target, of_queries, of_keys, columns_of(desc, dq), pace_of(desc, PACES))
 
 
 def workspace(desc: AttentionBackwardDescriptor, target: Target) -> int:
@@ -100,7 +111,7 @@ def tiles_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[La
     }
     # Of tf32, by wgmma. Where it reads two layouts at an address in shared memory, ptxas 12.8, which Triton 3.6 brings,
     # can compute the descriptors of one from registers that nothing writes: so of values of up to 16 elements.
-    alike = arguments.arithmetic(desc) == "tf32"
+    alike = arithmetic(desc) == "tf32"
     found = []
     if lse.numel:
         found.append(

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from triplan.backends.runtime.launch import Int, Launch, Scalar
 from triplan.backends.triton.attention import arguments
-from triplan.backends.triton.attention.arguments import PRODUCTS, cost_us, pointer
+from triplan.backends.triton.attention.arguments import pointer
+from triplan.backends.triton.attention.costs import Pace, forward_us
 from triplan.backends.triton.attention.entries import hopper_entry
-from triplan.backends.triton.attention.tiles import TILE_US
 from triplan.backends.triton.attention.tma import (
     TILE,
     order_of,
@@ -45,11 +45,13 @@ SHAPES = {
     192: Shape(64, 64, 3, 1),
     256: Shape(128, 64, 2, 1),
 }
-#: TFLOP/s by width of a head, about those in ``bench/results/attention-nvidia-h200.csv``; of wide heads, of an H200.
-TERAFLOPS = {64: 430.0, 128: 640.0, 192: 660.0, 256: 690.0}
-#: Microseconds more than a kernel without warps of several kinds takes to begin and to end, by width of a head. Set by
-#: hand, from 2 to 512 queries on an H100; untuned for wide heads.
-START_US = {64: 1.0, 128: 2.5, 192: 3.0, 256: 3.0}
+#: By width of a head, by least squares over bench/results/anywhere-attention-* and attention-*.
+PACES = {
+    64: Pace(0.95, 0.0, 535.0, start_us=2.1),
+    128: Pace(1.6, 0.0, 810.0, start_us=2.1),
+    192: Pace(0.8, 0.0, 785.0, start_us=2.1),
+    256: Pace(1.7, 0.0, 810.0, start_us=2.1),
+}
 
 
 def tiles_of(desc: AttentionDescriptor) -> int:
@@ -69,10 +71,9 @@ def supports(desc: AttentionDescriptor, target: Target) -> Support:
 
 def rank(desc: AttentionDescriptor, target: Target) -> float:
     """Estimated microseconds."""
-    width, (of_keys, of_values) = width_of(desc), chunks_of(desc)
-    loaded = (of_keys + of_values) / 2 * SHAPES[width].chunk
-    begun_us = START_US[width] + TILE_US * tiles_of(desc) * desc.batch * desc.heads / target.sm_count
-    return begun_us + cost_us(desc, target, PRODUCTS, TERAFLOPS[width], TILE, loaded)
+    shape = SHAPES[width_of(desc)]
+    key, value = (n * shape.chunk for n in chunks_of(desc))
+    return forward_us(desc, target, (TILE, shape.block), (key, value), PACES[width_of(desc)])
 
 
 # Besides the values, a row's bits depend only on blocks of keys, which begin at multiples of their number of keys.

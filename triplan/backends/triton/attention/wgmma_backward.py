@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from triplan.backends.runtime.gluon import gl
 from triplan.backends.runtime.launch import Arg, Copy, Int, Launch, Scalar, Scratch, TensorMap
 from triplan.backends.triton.attention import arguments
-from triplan.backends.triton.attention.arguments import BACKWARD_PRODUCTS, cost_us, pointer
+from triplan.backends.triton.attention.arguments import pointer
+from triplan.backends.triton.attention.costs import Pace, backward_us
 from triplan.backends.triton.attention.entries import hopper_entry
 from triplan.backends.triton.attention.tma import (
     TILE,
@@ -21,7 +22,6 @@ from triplan.backends.triton.attention.tma import (
 )
 from triplan.backends.triton.attention.wgmma_backward_dq_kernels import attention_wgmma_dq_kernel
 from triplan.backends.triton.attention.wgmma_backward_kernels import attention_wgmma_dkdv_kernel
-from triplan.backends.triton.common import card
 from triplan.descriptors import AttentionBackwardDescriptor
 from triplan.sku import ElementKind, Support, Target
 
@@ -34,11 +34,8 @@ DQ_STAGES = 2
 SLOTS = {64: 2, 128: 1}
 #: Constants of the launch for dk and dv of all heads and rows.
 WHOLE = {"first_head": 0, "member_begin": 0, "block_begin": 0, "CONTINUES": False, "ENDS": True}
-#: TFLOP/s of seven products, by the width of a head, about those in ``bench/results/attention-nvidia-h200.csv``.
-TERAFLOPS = {64: 580.0, 128: 750.0}
-#: Microseconds more than kernels without warps of several kinds take to begin and to end. Set by hand, from 2 to 512
-#: queries on an H100.
-START_US = 3.0
+#: By width of a head, by least squares over bench/results/anywhere-attention-* and attention-*.
+PACES = {64: Pace(0.5, 0.0, 635.0, start_us=2.7), 128: Pace(2.3, 0.0, 843.0, start_us=2.7)}
 
 
 def tiles_of(desc: AttentionBackwardDescriptor) -> int:
@@ -80,8 +77,7 @@ def supports(desc: AttentionBackwardDescriptor, target: Target) -> Support:
 def rank(desc: AttentionBackwardDescriptor, target: Target) -> float:
     """Estimated microseconds."""
     width = width_of(desc)
-    cost = cost_us(desc, target, BACKWARD_PRODUCTS, TERAFLOPS[width], TILE, width)
-    return card.LAUNCH_US + START_US + cost
+    return backward_us(desc, target, (TILE, TILE), (TILE, ROWS), (width, width), PACES[width])
 
 
 def keys_launch(

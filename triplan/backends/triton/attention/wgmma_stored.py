@@ -16,6 +16,7 @@ from triplan.backends.runtime.gluon import gl
 from triplan.backends.runtime.launch import Arg, Copy, Int, Launch, Scratch, TensorMap
 from triplan.backends.triton.attention import wgmma_backward
 from triplan.backends.triton.attention.arguments import pointer, strides
+from triplan.backends.triton.attention.costs import streamed_us
 from triplan.backends.triton.attention.entries import hopper_entry
 from triplan.backends.triton.attention.tma import (
     TILE,
@@ -27,7 +28,6 @@ from triplan.backends.triton.attention.tma import (
 )
 from triplan.backends.triton.attention.wgmma_backward import (
     ROWS,
-    START_US,
     key_tiles,
     keys_launch,
     rows_bytes,
@@ -53,7 +53,10 @@ BLOCK_BYTES = TILE * ROWS * 2
 #: Slots of the ring of dq's launch, by the width of a head: as many as shared memory holds.
 DQ_STAGES = {64: 4, 128: 3}
 #: Microseconds of a program for a block of ds, and for dq of 64 keys and 256 rows, by the width of a head; of an H200.
-STEP_US, DQ_STEP_US = {64: 1.0, 128: 1.52}, {64: 1.06, 128: 1.12}
+STEP_US, DQ_STEP_US = {64: 1.0, 128: 1.43}, {64: 1.06, 128: 1.05}
+#: Microseconds more than kernels without warps of several kinds take to begin and to end. Set by hand, from 2 to 512
+#: queries on an H100.
+START_US = 3.0
 #: What a tile costs besides its blocks, in blocks. Untuned.
 OVERHEAD = 4.0
 #: More ranges of the rows of a head are not tried: launches would have too few tiles.
@@ -221,7 +224,7 @@ def rows_us(desc: AttentionBackwardDescriptor) -> float:
 
 def rank(desc: AttentionBackwardDescriptor, target: Target) -> float:
     """Estimated microseconds."""
-    return rows_us(desc) + START_US + known_division(desc, target).us
+    return rows_us(desc) + START_US + known_division(desc, target).us + streamed_us(desc)
 
 
 @hopper_entry(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch
 from triplan.backends.triton.attention import arguments, wgmma_stored
-from triplan.backends.triton.attention.arguments import BACKWARD_PRODUCTS, cost_us
+from triplan.backends.triton.attention.costs import Pace, backward_us
 from triplan.backends.triton.attention.entries import hopper_entry
 from triplan.backends.triton.attention.tma import (
     TILE,
@@ -23,7 +23,7 @@ from triplan.backends.triton.attention.tma import (
     tensor_map,
     width_of,
 )
-from triplan.backends.triton.attention.wgmma_backward import ROWS, START_US, row_map, rows_bytes, scale_of, tiles_of
+from triplan.backends.triton.attention.wgmma_backward import ROWS, row_map, rows_bytes, scale_of, tiles_of
 from triplan.backends.triton.attention.wgmma_wide_dq_kernels import attention_wgmma_wide_dq_kernel
 from triplan.backends.triton.attention.wgmma_wide_kernels import attention_wgmma_wide_dkdv_kernel
 from triplan.descriptors import AttentionBackwardDescriptor
@@ -48,8 +48,9 @@ class Shape:
 
 #: By the padded width of a head: as much as shared memory holds.
 SHAPES = {192: Shape(64, 3, 3, 2), 256: Shape(256, 2, 2, 1)}
-#: TFLOP/s of seven products, by the padded width of a head: of ``bench attention`` on an H200.
-TERAFLOPS = {192: 640.0, 256: 690.0}
+#: By the padded width of a head, by least squares over bench/results/attention-* and copies of heads of 129 and 231
+#: elements, of an H200.
+PACES = {192: Pace(2.1, 0.0, 712.0, start_us=1.6), 256: Pace(1.6, 0.0, 768.0, start_us=1.6)}
 
 
 def key_tiles(desc: AttentionBackwardDescriptor) -> int:
@@ -81,10 +82,10 @@ def supports(desc: AttentionBackwardDescriptor, target: Target) -> Support:
 
 def rank(desc: AttentionBackwardDescriptor, target: Target) -> float:
     """Estimated microseconds."""
-    width, (of_keys, of_values) = width_of(desc), chunks_of(desc)
-    loaded = (of_keys + of_values) / 2 * SHAPES[width].chunk
-    rows_us = wgmma_stored.rows_us(desc)
-    return rows_us + START_US + cost_us(desc, target, BACKWARD_PRODUCTS, TERAFLOPS[width], TILE, loaded)
+    width = width_of(desc)
+    key, value = (n * SHAPES[width].chunk for n in chunks_of(desc))
+    found = backward_us(desc, target, (TILE, ROWS), (ROWS, ROWS), (key, value), PACES[width])
+    return wgmma_stored.rows_us(desc) + found
 
 
 @hopper_entry(AttentionBackwardDescriptor, "wgmma_wide", supports=supports, rank=rank, workspace=workspace)
