@@ -43,6 +43,8 @@ def asks(desc: Any, entry: str, name: str) -> Patterns:
         return (), ()
     if entry.startswith(HOPPER):
         return (r"wgmma\.mma_async", r"cp\.async\.bulk\.tensor"), ()
+    if entry == "large_tiles":
+        return (r"wgmma\.mma_async",), ()
     return ((r"wgmma\.mma_async|mma\.sync",) if desc.element != "f64" else (), ())
 
 

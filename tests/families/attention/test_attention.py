@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import H200, places, repeats, required
+from cases import H200, WHERE, places, repeats, required
 from proofs import run, target
 from torch.nn import functional
 
@@ -75,6 +75,37 @@ def test_every_case(where: str, kernel: str | None, op: str, case: str) -> None:
             desc = build(op, strided=(number + len(element)) % 2 == 0, **options, **fields)
             plan = required(desc, kernel, target(where))
             check_plan(plan, runs=repeats(plan), seed=number)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if "dropout" not in c])
+@pytest.mark.parametrize("where", WHERE)
+def test_every_case_of_large_tiles(where: str, case: str) -> None:
+    number = list(CASES).index(case)
+    desc = build("attention", strided=number % 2 == 0, math=(None, "tf32x3")[number % 2], **CASES[case])
+    check_plan(required(desc, "large_tiles", target(where)), runs=1, seed=number)
+
+
+@pytest.mark.parametrize(
+    ("batch", "n", "heads", "width", "causal", "kernel"),
+    [
+        (2, 300, 4, 128, False, "tiles"),
+        (2, 300, 4, 40, True, "tiles"),
+        (2, 21, 4, 40, False, "tiles"),
+        (1, 100, 1, 128, False, "tiles"),
+        (4, 300, 8, 64, False, "large_tiles"),
+        (64, 128, 12, 64, False, "large_tiles"),
+        (8, 1024, 16, 32, False, "large_tiles"),
+        (4, 2048, 16, 128, True, "large_tiles"),
+    ],
+)
+def test_f32_has_large_tiles_where_they_fill_the_card(
+    batch: int, n: int, heads: int, width: int, causal: bool, kernel: str
+) -> None:
+    """As they were measured on an H200. Where bits must not depend on the batch, nor may the choice."""
+    sizes = {"batch": batch, "queries": n, "keys": n, "heads": heads, "key_heads": heads, "head_dim": width}
+    desc = build("attention", causal=causal, align="start", **sizes)
+    assert tp.plan(desc, target=H200).sku().kernel == kernel
+    assert tp.plan(desc, target=H200, batch_invariant=True).sku().kernel == "large_tiles"
 
 
 @pytest.mark.parametrize(
@@ -356,6 +387,9 @@ def test_what_the_backward_of_wide_heads_refuses(fields: dict[str, Any], message
     [
         ("tiles", {"head_dim": 264}, "up to 256"),
         ("tiles", {"element": "f64", "mask": "bool"}, "mask of f64"),
+        ("large_tiles", {"head_dim": 136}, "up to 128"),
+        ("large_tiles", {"dropout": True}, "dropout"),
+        ("large_tiles", {"math": "tf32"}, "products in tf32"),
         ("wgmma", {"causal": True, "element": "bf16"}, "position"),
         ("wgmma", {"softcap": 1.0, "element": "bf16"}, "softcap"),
         ("wgmma", {"window_left": 1, "element": "bf16"}, "window"),

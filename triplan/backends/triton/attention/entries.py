@@ -22,7 +22,8 @@ Workspace = Callable[[Any, Target], int]
 
 def pointers_entry(descriptor: type[AttendingDescriptor], **fields: Any) -> Callable[[Build], Build]:
     """``kernel`` for one that reads through pointers; ``fields``: its other arguments."""
-    return kernel(op=descriptor.ops()[0], elements=ELEMENTS, guarantee=guarantee, layout=layout, **fields)
+    usual: dict[str, Any] = {"elements": ELEMENTS, "guarantee": guarantee, "layout": layout}
+    return kernel(op=descriptor.ops()[0], **usual | fields)
 
 
 def _no_workspace(desc: AttendingDescriptor, target: Target) -> int:

@@ -1,0 +1,53 @@
+"""Kernel ``large_tiles``: ``tiles`` of f32 with 64 queries a tile, which wgmma multiplies in parts of bf16.
+
+Where tiles fill the card it is faster: wgmma reads a factor from shared memory once for 64 rows. Where they do not,
+``tiles`` is faster, as its smaller tiles occupy more multiprocessors and have shorter steps. Bits depend on no batch,
+but are others than those of ``tiles``, which has other blocks of keys or columns.
+"""
+
+from __future__ import annotations
+
+from triplan.backends.runtime.launch import Launch
+from triplan.backends.triton.attention import arguments, tiles
+from triplan.backends.triton.attention.arguments import Choice, Tile, arithmetic
+from triplan.backends.triton.attention.entries import pointers_entry
+from triplan.descriptors import AttentionDescriptor
+from triplan.sku import ArchSku, Support, Target
+
+#: The widest head whose accumulators fit registers.
+WIDEST = 128
+#: The largest found that do not spill registers, by kind of arithmetic and padded width of a head.
+TILES = Choice(
+    usual={("parts", 64): (Tile(64, 64, 4, 1, 64),), ("parts", 128): (Tile(64, 32, 4, 2, 64),)}, dropout={}, sm80={}
+)
+
+
+def supports(desc: AttentionDescriptor, target: Target) -> Support:
+    if desc.dropout:
+        return Support.no("dropout, whose random numbers take registers")
+    if arithmetic(desc) != "parts":
+        return Support.no(f"products in {arithmetic(desc)}; it multiplies f32 in parts of bf16")
+    if max(desc.head_dim, desc.values) > WIDEST:
+        return Support.no(f"heads of {desc.head_dim} and {desc.values} elements; it holds up to {WIDEST}")
+    return arguments.supports(desc, lambda d: tiles.programs_of(d, TILES.of(d)[0]))
+
+
+def rank(desc: AttentionDescriptor, target: Target) -> float:
+    """Estimated microseconds."""
+    return tiles.tiles_us(desc, target, TILES.of(desc)[0], alike=True)
+
+
+@pointers_entry(
+    AttentionDescriptor,
+    name="large_tiles",
+    elements=("f32",),
+    archs=(ArchSku.SM90A,),
+    supports=supports,
+    rank=rank,
+    numerics=lambda desc: tiles.numerics(desc, TILES, 1, "large_tiles"),
+)
+def large_tiles(desc: AttentionDescriptor, target: Target) -> list[Launch]:
+    # Parts of k and of v take turns at an address in shared memory. If they had two layouts there, ptxas 12.8, which
+    # Triton 3.6 brings, would compute the descriptors of one from registers that nothing writes (``unwritten`` of the
+    # tests finds it): of heads of 40 elements with values of 24.
+    return tiles.launches(desc, TILES.of(desc)[0], alike=True)
