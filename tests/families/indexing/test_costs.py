@@ -72,6 +72,20 @@ def test_one_row_that_is_added_often_is_read_from_caches() -> None:
     assert chosen(desc.replace(layouts={"src": expanded}), PREFERENCES["any"])[0] == "sorted_sum"
 
 
+def test_sums_that_lie_across_the_table_are_not_sorted() -> None:
+    """Each is in a sector of its own, which a sorted sum reads before it writes: atomics were faster."""
+    desc = tp.IndexAddDescriptor(src_shape=(4255, 3072), add_dim=0, out_dim_size=111001, element="f32")
+    across = tp.Layout.of((4255, 3072), (1, 111001), 512, 4)
+    assert chosen(desc.replace(layouts={"out": across}), PREFERENCES["any"])[0] == "atomic_elements"
+
+
+def test_stores_to_few_sectors_take_turns() -> None:
+    """46,854 stores to 6 KB: to find the last positions and store these alone took less time."""
+    desc = tp.ScatterDescriptor(src_shape=(2466, 19), scatter_dim=0, out_dim_size=155, element="bf16")
+    across = tp.Layout.of((155, 19), (1, 155), 512, 2)
+    assert chosen(desc.replace(layouts={"out": across}), PREFERENCES["any"])[0] == "atomic_last"
+
+
 @pytest.mark.parametrize(("rows", "columns", "kernel"), [(53, 16384, "rows"), (876, 444, "rows"), (30, 31, "elements")])
 def test_rows_are_moved_as_rows_unless_they_are_few_and_short(rows: int, columns: int, kernel: str) -> None:
     desc = tp.EmbeddingDescriptor(index_shape=(rows,), num_embeddings=833, embedding_dim=columns, element="f32")

@@ -11,7 +11,7 @@ from cases import H200, INTERPRETER, compiles, pinned
 from cases.indexing import build
 
 import triplan as tp
-from triplan.backends.triton.indexing import tiles, traversals, traversals_kernels as kernels
+from triplan.backends.triton.indexing import geometry as geometries, tiles, traversals, traversals_kernels as kernels
 from triplan.backends.triton.indexing.geometry import geometry
 from triplan.backends.triton.indexing.points import ADD, repeated
 from triplan.backends.triton.indexing.points_kernels import multiply_point
@@ -33,6 +33,13 @@ CASES: list[tuple[str, str, str, tuple[int, ...], int, int]] = [
     ("scatter_prod", "atomic_reduce", "i32", (30, 30), 0, 3),
     ("scatter_amax", "atomic_reduce", "f16", (30, 30), 1, 3),
     ("scatter_amin", "atomic_reduce", "f64", (30, 30), 1, 3),
+]
+#: Contributions to rows of the table that are shorter than a vector, as above; they lie across these.
+SHORT: list[tuple[str, str, str, tuple[int, ...], int, int]] = [
+    ("index_add", "atomic_elements", "f16", (50, 12), 0, 7),
+    ("index_add", "atomic_elements", "f16", (50, 5), 0, 7),
+    ("embedding_backward", "atomic_elements", "f32", (50, 6), 0, 7),
+    ("index_add", "atomic_elements", "i64", (3, 50, 4), 1, 7),
 ]
 
 
@@ -75,6 +82,26 @@ def test_tiles_on_the_gpu(case: int, dense: int, table: int) -> None:
     check(case, dense, table, tp.Target.current())
 
 
+@pytest.mark.parametrize("where", [pytest.param(w, marks=getattr(pytest.mark, w)) for w in ("interpret", "gpu")])
+@pytest.mark.parametrize("case", range(len(SHORT)))
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_tiles_are_turned_for_short_rows_of_the_table(case: int, where: str) -> None:
+    """Additions to one row meet in a sector."""
+    op, entry, element, shape, axis, extent = SHORT[case]
+    desc = build(op, shape, axis, extent, element=element)
+    across = tp.Layout.strided(unit_axis=axis)
+    plan = pinned(desc.replace(layouts={geometry(desc).dense.name: across}), entry, proofs.target(where))
+    assert plan is not None
+    assert plane(geometry(plan.descriptor), ADD) == Plane(axis, len(shape) - 1, turned=True)
+    assert plan.launches[-1].kernel is kernels.tiles_kernel
+    check_plan(plan, seed=case)
+
+
+def test_one_column_turns_no_tile() -> None:
+    desc = build("index_add", (50, 3), 0, 7, element="f32")
+    assert plane(geometry(desc.replace(layouts={"src": tp.Layout.strided(unit_axis=0)})), ADD) == Plane(1, 0, False)
+
+
 STRIPES = [i for i, (op, *_, axis, _) in enumerate(CASES) if op == "gather" or (op == "scatter_prod" and axis == 0)]
 
 
@@ -92,6 +119,20 @@ def test_stripes_in_the_interpreter(case: int, dense: int, table: int, monkeypat
     assert plan is not None
     assert stripes(plan) == {CASES[case][0] == "gather"}  # contributions that contend should not meet
     check_plan(plan, seed=case)
+
+
+@pytest.mark.parametrize("where", [pytest.param(w, marks=getattr(pytest.mark, w)) for w in ("interpret", "gpu")])
+@pytest.mark.parametrize(("op", "entry"), [("gather", "rows"), ("scatter", "rows"), ("scatter_add", "atomic_rows")])
+@pytest.mark.parametrize("share", [0, tiles.L2_SHARE])
+def test_rows_are_striped_where_the_cache_does_not_hold_the_table(
+    op: str, entry: str, share: int, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(geometries, "L2_SHARE", share)
+    plan = pinned(build(op, (2, 7, 600), 1, 5, element="i32"), entry, proofs.target(where))
+    assert plan is not None
+    assert plan.launches[-1].constexprs["STRIPED"] is (share == 0)
+    assert plan.launches[-1].constexprs["BLOCK_COLS"] < 600  # several stripes
+    check_plan(plan, seed=1)
 
 
 @pytest.mark.gpu
@@ -140,6 +181,24 @@ def test_programs_that_contend_are_spread(where: str, spread: int, monkeypatch: 
     assert launch.constexprs["SPREAD"] == spread
     assert launch.grid == {4: 8, 7: 14}[spread]
     check_plan(plan, seed=spread)
+
+
+@pytest.mark.parametrize("where", [pytest.param(w, marks=getattr(pytest.mark, w)) for w in ("interpret", "gpu")])
+@pytest.mark.parametrize(("op", "entry", "spread"), [("scatter", "elements", 3), ("gather", "elements", 1)])
+def test_stores_are_spread(where: str, op: str, entry: str, spread: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that follow each other would store to one row of the outer dimensions."""
+    monkeypatch.setattr(traversals, "SPREAD", 3)
+    plan = pinned(build(op, (2, 250, 3), 1, 9, element="i32"), entry, proofs.target(where))
+    assert plan is not None
+    assert plan.launches[-1].constexprs["SPREAD"] == spread
+    check_plan(plan, seed=spread)
+
+
+@pytest.mark.parametrize(("elements", "block"), [(100, 128), (30_000, 128), (67_585, 512), (40_000, 256)])
+def test_small_problems_have_small_programs(elements: int, block: int) -> None:
+    plan = pinned(build("gather", (elements, 1), 0, 9, element="f32"), "elements", H200)
+    assert plan is not None
+    assert plan.launches[-1].constexprs["BLOCK"] == block
 
 
 def test_short_rows_few_columns_and_packed_operands_have_no_tiles() -> None:

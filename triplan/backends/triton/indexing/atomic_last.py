@@ -13,8 +13,8 @@ from triplan.backends.triton.common.card import BYTES_PER_US, OVERLAPPED_LAUNCH_
 from triplan.backends.triton.common.fill import fill_launch
 from triplan.backends.triton.common.offsets import I32_LIMIT, bits
 from triplan.backends.triton.indexing import atomics, elements, ordered_last, points
-from triplan.backends.triton.indexing.copies import last_guarantee
-from triplan.backends.triton.indexing.costs import index_us
+from triplan.backends.triton.indexing.copies import copy_us, last_guarantee, stores_us
+from triplan.backends.triton.indexing.costs import index_us, queued_us, reached
 from triplan.backends.triton.indexing.geometry import Geometry, geometry, index_alone
 from triplan.backends.triton.indexing.points import PlaceStrides
 from triplan.backends.triton.indexing.registration import COPIED, STORES, entry
@@ -51,9 +51,13 @@ def workspace(desc: IndexingDescriptor, target: Target) -> int:
 def rank(desc: IndexingDescriptor, target: Target) -> float:
     g = geometry(desc)
     marked = g if g.full else index_alone(g)
-    filled = workspace(desc, target) / BYTES_PER_US
-    marks = index_us(g) + atomics.scattered_us(marked, _position(g).itemsize)
-    return 2 * OVERLAPPED_LAUNCH_US + filled + marks + elements.rank(desc, target)
+    nbytes = workspace(desc, target)
+    marks = max(atomics.scattered_us(marked, _position(g).itemsize), queued_us(marked.numel, nbytes))
+    before = 2 * OVERLAPPED_LAUNCH_US + nbytes / BYTES_PER_US + index_us(g) + marks
+    if not g.full:
+        return before + elements.rank(desc, target)
+    stored = stores_us(g, reached(g.table.numel, g.numel))
+    return before - elements.SOONER_US + copy_us(g) + stored
 
 
 @entry(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from triplan.backends.triton.common.card import SECTOR
-from triplan.backends.triton.indexing.costs import miss_rate
+from triplan.backends.triton.indexing.costs import miss_rate, reached
 from triplan.backends.triton.indexing.geometry import Geometry
 from triplan.backends.triton.indexing.sums import sum_guarantee, sum_numerics
 from triplan.descriptors.indexing import IndexingDescriptor
@@ -60,11 +59,10 @@ def vector_us(g: Geometry, itemsize: int) -> float:
 def shared_us(g: Geometry, itemsize: int) -> float:
     """Microseconds to add elements one by one whose neighbours share an index."""
     missed = 2 * g.numel * itemsize * miss_rate(g.table.numel * itemsize)
-    return g.numel * (SHARED_US if itemsize <= 4 else SHARED_WIDE_US) + missed / MISSED_SHARED_BYTES_PER_US
+    return max(g.numel * (SHARED_US if itemsize <= 4 else SHARED_WIDE_US), missed / MISSED_SHARED_BYTES_PER_US)
 
 
 def scattered_us(g: Geometry, itemsize: int) -> float:
     """Microseconds to add elements each with an index of its own into a table of ``itemsize`` bytes per element."""
     sectors = max(g.table.numel / (SECTOR // itemsize), 1)
-    reached = sectors * -math.expm1(-g.numel / sectors)  # expected, of points spread evenly
-    return ADDITION_US * g.numel + SECTOR_US * reached
+    return ADDITION_US * g.numel + SECTOR_US * reached(sectors, g.numel)

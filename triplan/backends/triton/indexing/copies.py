@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.bounds import of_outputs, stored
-from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
+from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US, SECTOR
 from triplan.backends.triton.common.offsets import bits
 from triplan.backends.triton.indexing import points
-from triplan.backends.triton.indexing.costs import index_us
+from triplan.backends.triton.indexing.costs import index_us, miss_rate, queued_us, reached
 from triplan.backends.triton.indexing.geometry import Geometry, geometry
 from triplan.backends.triton.indexing.points import Point
 from triplan.backends.triton.indexing.registration import COPIED, GATHERS, STORES, Applies, Rank, entry
@@ -19,6 +19,10 @@ from triplan.sku import Duplicates, PrecisionGuarantee, Target
 
 #: ``rows_launch`` or ``elements_launch``.
 Traverse = Callable[..., Launch]
+
+# From ``bench anywhere indexing``, seeds 1 to 3 and 51 on an H200:
+#: Microseconds of a store to a sector of its own, and that a sector that misses the cache takes longer.
+STORE_US, MISSED_US = 13e-6, 35e-6
 
 # --- guarantees ---
 
@@ -45,6 +49,15 @@ def copy_us(g: Geometry) -> float:
     """Microseconds to move each point's element, and to read the indices. What is read of the table again is cached."""
     moved = g.numel + min(g.numel, g.table.numel)
     return LAUNCH_US + moved * g.dense.element.itemsize / BYTES_PER_US + index_us(g)
+
+
+def stores_us(g: Geometry, points: float) -> float:
+    """Microseconds to store ``points`` elements, each with an index of its own; a warp's stores to a sector are one."""
+    nbytes, lanes = g.table.nbytes, 32
+    near = g.slots * min(g.fold[2], lanes) * g.table.element.itemsize / SECTOR  # sectors that a warp can reach
+    stores = points * reached(near, lanes) / lanes
+    missed = reached(nbytes / SECTOR, points) * miss_rate(nbytes)
+    return max(STORE_US * stores, queued_us(stores, nbytes)) + MISSED_US * missed
 
 
 def copy_launches(desc: IndexingDescriptor, point: Point, traverse: Traverse) -> list[Launch]:

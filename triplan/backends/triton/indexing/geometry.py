@@ -182,6 +182,15 @@ def stripe_columns(g: Geometry) -> int:
     return min(MAX_STRIPE, max(MIN_STRIPE, 1 << max(fitting, 1).bit_length() - 1))
 
 
+def fits_cache(g: Geometry) -> bool:
+    """Whether the L2 cache keeps all that the indices of one row of the outer dimensions can reach.
+
+    Then nothing is gained by visiting columns by stripes, and much is lost where many indices choose one row: programs
+    that run at a time would all write to the few elements of one stripe, and wait for each other.
+    """
+    return g.extents[0] * g.fold[2] * g.table.element.itemsize <= L2_SHARE
+
+
 def index_alone(g: Geometry) -> Geometry:
     """The points are the elements of the indices: nothing moves in the table but by them."""
     axes = tuple(range(len(g.index.shape)))

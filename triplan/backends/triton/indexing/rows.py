@@ -5,7 +5,7 @@ from __future__ import annotations
 from triplan.backends.runtime.launch import power_of_two_in
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.indexing import points
-from triplan.backends.triton.indexing.copies import copy_us, register
+from triplan.backends.triton.indexing.copies import copy_us, register, stores_us
 from triplan.backends.triton.indexing.geometry import geometry
 from triplan.backends.triton.indexing.registration import STORES, rows_apply
 from triplan.backends.triton.indexing.traversals import rows_launch, rows_tile
@@ -20,12 +20,14 @@ ACCESS_US = 0.9e-6
 
 
 def rank(desc: IndexingDescriptor, target: Target) -> float:
-    """By bytes, or by the accesses of lanes, also of those behind the end of a row."""
+    """By bytes, by stores to sectors, or by the accesses of lanes, also of those behind the end of a row."""
     g = geometry(desc)
     inner, cols = g.fold[2], rows_tile(desc, points.STORE if desc.op in STORES else points.GATHER)[1]
     lanes = -(-inner // cols) * cols / max(inner, 1)
     moved = copy_us(g) - LAUNCH_US
     if g.full:
+        if desc.op in STORES:
+            moved = max(moved, stores_us(g, g.numel))
         return LAUNCH_US + lanes * moved
     vector = min(power_of_two_in(inner), max(VECTOR_BYTES // desc.element.itemsize, 1))
     return LAUNCH_US + max(moved, ACCESS_US * g.numel * lanes / vector)

@@ -19,6 +19,8 @@ from triplan.backends.triton.common.card import BYTES_PER_US, L2_BYTES_PER_US, L
 from triplan.backends.triton.common.fill import fill_launch, fold_launch
 from triplan.backends.triton.common.offsets import I32_LIMIT
 from triplan.backends.triton.indexing import segments, turned
+from triplan.backends.triton.indexing.atomics import SECTOR_US
+from triplan.backends.triton.indexing.costs import miss_rate, reached
 from triplan.backends.triton.indexing.geometry import Geometry, geometry
 from triplan.backends.triton.indexing.registration import ADDED, SUMS, entry
 from triplan.backends.triton.indexing.sorting import Sorted, buffers, sort_launches, sorted_view, summed_view
@@ -68,15 +70,25 @@ def rank(desc: IndexingDescriptor, target: Target) -> float:
 def _sum_us(s: Sorted) -> float:
     walked = 1.0 if s.g.packed else turned.ACROSS if turned.lies_across(s.g) else WALKED
     if s.inner > 1:
-        written = 2 * min(s.slots, s.count) if s.g.keeps else s.slots
+        written = 2 * reached(s.slots, s.count) if s.g.keeps else s.slots
         row = max(s.inner * s.g.dense.element.itemsize, SECTOR)
         if _repeats(s.g):
             return s.outer * row * (s.count / L2_BYTES_PER_US + walked * written / BYTES_PER_US)
+        if s.g.table.layout.unit_axis in s.slot_axes:
+            return walked * s.count * s.outer * row / BYTES_PER_US + _apart_us(s)
         return walked * (s.count + written) * s.outer * row / BYTES_PER_US
     if s.by_slot:
         element_us = ELEMENT_US if s.outer == 1 else AGAIN_US
         return (element_us * s.count + SLOT_US * s.slots) * s.outer
     return walked * POSITION_US * s.count * s.outer
+
+
+def _apart_us(s: Sorted) -> float:
+    """Microseconds to write sums of which neighbours lie in different sectors: those of other slots are adjacent."""
+    itemsize = s.g.table.element.itemsize
+    sectors = s.lanes * reached(max(s.slots * itemsize / SECTOR, 1), s.count if s.g.keeps else s.slots)
+    each = SECTOR_US * miss_rate(s.g.table.numel * itemsize) + SECTOR / L2_BYTES_PER_US
+    return sectors * each * (2 if s.g.keeps else 1)
 
 
 def _repeats(g: Geometry) -> bool:

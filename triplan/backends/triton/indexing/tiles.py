@@ -29,6 +29,9 @@ MANY = 1 << 20
 FILLED = 0.75
 #: Rows of a tile where the operands are contiguous along different dimensions: a sector of its rows and more. Untuned.
 TURNED_ROWS = 16
+#: Elements of the shortest row of a written table that tiles are turned for: so many additions meet in one or two
+#: sectors, which the cache updates at once. Untuned.
+SHORTEST_ROW = 4
 
 NO_STRIDE = Int(0, True, 16)
 
@@ -42,12 +45,12 @@ class Plane:
     turned: bool
 
 
-def _contiguous(g: Geometry, o: Operand, axes: Axes) -> int | None:
-    """The dimension along which ``o`` is contiguous, if it is long enough for a tile."""
+def _contiguous(g: Geometry, o: Operand, axes: Axes, shortest: int = MIN_ROW) -> int | None:
+    """The dimension along which ``o`` is contiguous, if it has ``shortest`` elements."""
     moving = [a for a, n in enumerate(o.shape) if n > 1]
     unit = (moving[-1] if moving else None) if o.layout.packed else o.layout.unit_axis
     found = next((d for d, a in enumerate(axes) if a is not None and a == unit), None)
-    return found if found is not None and g.sizes[found] >= MIN_ROW else None
+    return found if found is not None and g.sizes[found] >= shortest else None
 
 
 def plane(g: Geometry, point: Point) -> Plane | None:
@@ -63,6 +66,8 @@ def plane(g: Geometry, point: Point) -> Plane | None:
     else:
         sides = [table, dense] if g.table.is_written else [dense, table]
     found = [_contiguous(g, *side) for side in sides]
+    if found[0] is None and found[1] is not None and g.table.is_written and not g.full:
+        found[0] = _contiguous(g, *table, shortest=SHORTEST_ROW)
     cols, other = found if found[0] is not None else found[::-1]
     # The grid must hold a program for every 16 elements.
     if cols is None or g.packed or max(g.numel // MIN_ROW, *g.sizes) >= I32_LIMIT:
@@ -97,7 +102,8 @@ def tile(g: Geometry, p: Plane, point: Point) -> tuple[int, int]:
         fitting = stripe_columns(g) if striped(g, p, point) else wide
         return high * wide // min(wide, fitting), min(wide, fitting)
     high = min(TURNED_ROWS, ceil_power(rows), max(most // 32, 1))
-    return high, min(most // high, ceil_power(cols))
+    wide = min(most // high, ceil_power(cols))
+    return min(most // wide, ceil_power(rows)), wide
 
 
 def adds_vectors(g: Geometry) -> bool:
@@ -106,7 +112,12 @@ def adds_vectors(g: Geometry) -> bool:
     if p is None or g.index_axes[p.cols] is not None or g.sizes[p.cols] % 2:
         return False
     layout = g.table.layout
-    return _contiguous(g, g.table, g.table_axes) == p.cols and (layout.packed or layout.stride_multiple % 2 == 0)
+    return _along_rows(g, p) and (layout.packed or layout.stride_multiple % 2 == 0)
+
+
+def _along_rows(g: Geometry, p: Plane) -> bool:
+    """Whether the table is contiguous along the columns of tiles."""
+    return _contiguous(g, g.table, g.table_axes, SHORTEST_ROW) == p.cols
 
 
 def shares_sectors(g: Geometry) -> bool:
@@ -114,7 +125,7 @@ def shares_sectors(g: Geometry) -> bool:
     if g.packed:
         return not g.scattered
     p = plane(g, ADD)
-    return p is not None and g.index_axes[p.cols] is None and _contiguous(g, g.table, g.table_axes) == p.cols
+    return p is not None and g.index_axes[p.cols] is None and _along_rows(g, p)
 
 
 def _stride(o: Operand, axis: int | None, item: int | None = None) -> Arg:

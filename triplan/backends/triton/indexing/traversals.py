@@ -10,6 +10,7 @@ from dataclasses import replace
 import triton.language as tl
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, power_of_two_in
+from triplan.backends.triton.common.card import L2_SHARE, SMS
 from triplan.backends.triton.common.fill import fill_launch
 from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, extent_int
 from triplan.backends.triton.indexing import points, traversals_kernels as kernels
@@ -21,7 +22,14 @@ from triplan.backends.triton.indexing.arguments import (
     status,
     traversal_arguments,
 )
-from triplan.backends.triton.indexing.geometry import MAX_STRIPE, Geometry, geometry, index_alone, stripe_columns
+from triplan.backends.triton.indexing.geometry import (
+    MAX_STRIPE,
+    Geometry,
+    fits_cache,
+    geometry,
+    index_alone,
+    stripe_columns,
+)
 from triplan.backends.triton.indexing.points import PlaceStrides, Point
 from triplan.backends.triton.indexing.tiles import filled, plane, tiles_launch
 from triplan.descriptors import PACKED
@@ -44,6 +52,8 @@ SCATTERED_ATOMICS = 256
 WIDE_STRIPE = 256
 #: Points per program of ``elements_kernel``: four per thread. Untuned.
 ELEMENTS_BLOCK = 512
+#: The same at least, where larger programs would leave multiprocessors idle: one per thread. Untuned.
+FEWEST_ELEMENTS = 128
 #: Programs that are spread over all points, where they contend for elements of the table: about those that run at a
 #: time. Neighbours would meet more often, and rows that many indices choose would be computed one element at a time.
 #: Untuned.
@@ -90,6 +100,7 @@ def rows_launch(desc: IndexingDescriptor, point: Point, dense: Arg, table: Arg, 
             "POINT": point.function,
             "PAIRS": point.pairs,
             "FULL": g.full,
+            "STRIPED": g.full and not fits_cache(g),
             "OFFSET": tl.int64 if g.wide else tl.int32,
             "COMPUTE": TL[compute],
             "BLOCK_ROWS": rows,
@@ -97,6 +108,22 @@ def rows_launch(desc: IndexingDescriptor, point: Point, dense: Arg, table: Arg, 
         },
         num_warps=point.warps,
     )
+
+
+def elements_block(g: Geometry, point: Point) -> int:
+    """Points of a program of ``elements_kernel``: fewer where there is less than a program per multiprocessor."""
+    block = point.elements or ELEMENTS_BLOCK
+    while block > FEWEST_ELEMENTS and g.numel <= SMS * block:
+        block //= 2
+    return block
+
+
+def _meet(g: Geometry) -> bool:
+    """Whether programs that follow each other would write to the few elements of one row of the outer dimensions.
+
+    The L2 cache must hold the whole table: all programs would reach all of it.
+    """
+    return g.full and g.table.is_written and g.table.nbytes <= L2_SHARE
 
 
 def elements_launch(
@@ -118,14 +145,14 @@ def elements_launch(
     if packed_table and not g.table.layout.packed:
         g = replace(g, table=replace(g.table, layout=PACKED))
     walk = Walk(g, range(len(g.sizes)))
-    block = point.elements or ELEMENTS_BLOCK
     run, place = places or (points.run_length(g, point), points.place_strides(g, point))
     args: dict[str, Arg] = {"dense": dense, "table": table, "run": run}
     constexprs = {"POINT": point.function, "PAIRS": point.pairs, "COMPUTE": TL[compute]}
     if (tiles := plane(g, point)) is not None:
         return tiles_launch(desc, g, tiles, point, args, constexprs, place)
+    block = elements_block(g, point)
     programs = -(-g.numel // block)
-    spread = SPREAD if point.contends and programs > SPREAD else 1
+    spread = SPREAD if programs > SPREAD and (point.contends or _meet(g)) else 1
     programs = -(-programs // spread) * spread
     wide = programs * block >= I32_LIMIT
     return Launch(

@@ -30,6 +30,7 @@ def rows_kernel(
     POINT: tl.constexpr,
     PAIRS: tl.constexpr,
     FULL: tl.constexpr,
+    STRIPED: tl.constexpr,
     REPORT: tl.constexpr,
     WRAP: tl.constexpr,
     CLAMP: tl.constexpr,
@@ -46,7 +47,7 @@ def rows_kernel(
     """
     pid = tl.program_id(0)
     col_blocks = tl.cdiv(inner, BLOCK_COLS)
-    if FULL:
+    if STRIPED:
         # All rows of one stripe of columns, then the next stripe: the table's part of a stripe stays in the L2 cache.
         row_blocks = tl.num_programs(0) // col_blocks
         row_block, col_block = pid % row_blocks, pid // row_blocks
