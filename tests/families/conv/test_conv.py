@@ -409,14 +409,16 @@ def test_copies_change_no_bits(op: str, where: str) -> None:
 
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("op", ["conv2d", "conv2d_backward_input"])
-def test_pixels_of_a_tile_of_fmas_change_no_bits(op: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few images have tiles of fewer pixels, where the weights' features are adjacent."""
+@pytest.mark.parametrize("element", ["f32", "f64"])
+def test_pixels_of_a_tile_change_no_bits(element: str, op: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few images have tiles of fewer pixels; of FMAs where the weights' features are adjacent."""
     sizes: dict[str, Any] = {"height": 6, "width": 6, "in_channels": 40, "out_channels": 48}
-    desc: Any = tp.descriptor_types()[op](**{**FIELDS, **sizes, "batch": 3}, element="f32")
+    desc: Any = tp.descriptor_types()[op](**{**FIELDS, **sizes, "batch": 3}, element=element)
     few = tp.plan(desc, target=target(where), kernel="converted")
-    values = {o.name: torch.randn(o.shape) for o in desc.operands() if not o.is_written}
+    dtype = getattr(torch, {"f32": "float32", "f64": "float64"}[element])
+    values = {o.name: torch.randn(o.shape, dtype=dtype) for o in desc.operands() if not o.is_written}
     first = run(few, values)
-    monkeypatch.setattr(tiles, "FEW_SUMS", tiles.FEW_WARPS)
+    monkeypatch.setitem(tiles.FEW_SUMS, desc.multiplicands, tiles.FEW_WARPS)
     forget_facts()
     many = tp.plan(desc, target=target(where), kernel="converted")
     forget_facts()

@@ -66,30 +66,35 @@ MOST_PARTS = 128
 FLAT_COLUMNS, FLAT_COLUMNS_FMA = 64, 32
 #: Elements of a tile up to which 4 warps compute it, and not 8. Untuned.
 FEW_WARPS = 64 * 64
-#: Elements of a tile of FMAs at least: 8 of each thread. Untuned below.
-FEW_SUMS = 16 * 64
+#: Elements of a tile at least, of FMAs 8 of each thread, of f64 one instruction of each of 4 warps. Untuned below.
+FEW_SUMS = {MathPrecision.F32: 16 * 64, MathPrecision.F64: 4 * 16 * 8}
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Pixels (or filters), channels and terms of a step, and stages of the pipeline."""
+    """Pixels (or filters), channels and terms of a step, stages of the pipeline, and whether wgmma is avoided: two
+    warps are too few for it."""
 
     m: int
     n: int
     k: int
     stages: int
+    avoids_wgmma: bool = False
 
     @property
     def warps(self) -> int:
+        if self.avoids_wgmma:
+            return 2
         return 4 if self.m * self.n <= FEW_WARPS else 8
 
 
-#: Tiles by kind of arithmetic: the largest, as channels and terms may be fewer. Untuned.
+#: Tiles by kind of arithmetic: the largest, as channels and terms may be fewer. Of f64, a warp of 32 by 32 results
+#: reads shared memory in half of the time that its products take; of 16 by 16, in all of it. Untuned.
 TILES = {
     "half": Tile(128, 128, 64, 3),
     "tf32": Tile(64, 64, 32, 3),
     "f32": Tile(64, 64, 16, 3),
-    "f64": Tile(32, 32, 16, 1),
+    "f64": Tile(64, 64, 16, 3),
 }
 #: Of halves that are not all read and written in vectors: each element has an address, and larger tiles spill so many
 #: registers that these leave the L1 cache.
@@ -123,9 +128,11 @@ def along_features(desc: Conv2dProblem) -> bool:
     return o.layout.unit_axis == axis or (o.layout.packed and axis == 1 and math.prod(o.shape[2:]) == 1)
 
 
-def _transposed(desc: Conv2dProblem) -> bool:
-    """Whether both factors are transposed on the way to shared memory, as wgmma takes tf32: large tiles repay it."""
-    return desc.multiplicands is MathPrecision.TF32 and min(desc.filters, desc.channels) >= 96
+def _wide(desc: Conv2dProblem) -> bool:
+    """Whether a tile of the gradient of weight in tf32 has twice the columns: then dout, whose channels are often fewer
+    than a vector, is read half as often. Of columns that have addresses of their own, registers would spill."""
+    tf32 = desc.multiplicands is MathPrecision.TF32
+    return tf32 and desc.channels > TILES["tf32"].n and shared.in_vectors(desc.operand("x"))
 
 
 def _whole(o: Operand) -> bool:
@@ -189,7 +196,7 @@ class Tiles:
 
     @fact
     def tile_of(self, desc: Conv2dProblem) -> Tile:
-        """It must not depend on the batch, or bits would; but for the pixels of FMAs."""
+        """It must not depend on the batch, or bits would; but for the pixels of FMAs and of f64."""
         known, stages = self._known(desc), self._known(desc).stages
         if self.small:
             n = _fitting(known.n, _features(desc))
@@ -204,15 +211,18 @@ class Tiles:
             if self._flat(desc):
                 fma = desc.multiplicands is MathPrecision.F32
                 columns = FLAT_COLUMNS_FMA if fma else FLAT_COLUMNS
-                wide, most = _fitting(columns, desc.taps * desc.channels), min(known.k, 32)
-                return Tile(_fitting(known.m, desc.filters), wide, most, stages)
-            m, n = (2 * known.m, 2 * known.n) if _transposed(desc) else (known.m, known.n)
-            return Tile(_fitting(m, desc.filters), _fitting(n, desc.channels), known.k, stages)
+                n, k = _fitting(columns, desc.taps * desc.channels), min(known.k, 32)
+            else:
+                n, k = _fitting(2 * known.n if _wide(desc) else known.n, desc.channels), known.k
+            # wgmma takes tf32 along what is summed alone: elements would be transposed one by one.
+            m, tf32 = _fitting(known.m, desc.filters), desc.multiplicands is MathPrecision.TF32
+            return Tile(m, n, k, stages, avoids_wgmma=tf32 and m == 64)
         n, k = _fitting(known.n, _features(desc)), self._depth(desc) or min(known.k, 32)
         m, beside = known.m, -(-_features(desc) // n) * desc.groups * (math.prod(desc.stride) if _strided(desc) else 1)
-        if by_fma(desc) and along_features(desc):
+        few = FEW_SUMS.get(desc.multiplicands, m * n)
+        if not by_fma(desc) or along_features(desc):
             # No bits depend on m. Where weights lie otherwise, each of a thread's pixels saves reads that conflict.
-            while m * n > FEW_SUMS and -(-_rows(desc) // m) * beside < card.SMS:
+            while m > 16 and m * n > few and -(-_rows(desc) // m) * beside < card.SMS:
                 m //= 2
         return Tile(m, n, k, stages)
 
@@ -269,7 +279,8 @@ class Tiles:
         if by_fma(desc):
             # Narrow tiles have few sums a thread.
             rate = min(rate, FMA_TERAFLOPS[along_features(desc)] * min(tile.n / 64, 1.0))
-        elif target.arch is ArchSku.SM90A:  # wgmma takes 64 rows; fewer are multiplied as on older cards
+        elif target.arch is ArchSku.SM90A and desc.multiplicands is not MathPrecision.F64:
+            # wgmma takes 64 rows; fewer are multiplied as on older cards
             rate *= min(tile.m, 64) / 64
         work = 2.0 * products / (rate * TERA_PER_US)
         apart = [o.name for o in shared.channels_apart(desc) if not o.is_written]
@@ -363,8 +374,18 @@ class Tiles:
             "FLAT": self._flat(desc),
             "ACC": TL[desc.element.compute],
         }
-        early = shared.begins_early(programs, target)
-        return Launch(which, programs, args, constants, num_warps=tile.warps, num_stages=tile.stages, overlaps=early)
+        # ptxas would spill a few registers, for one more program.
+        spills = tile.avoids_wgmma or (desc.element.itemsize == 8 and not self.small)
+        return Launch(
+            which,
+            programs,
+            args,
+            constants,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            overlaps=shared.begins_early(programs, target),
+            max_registers=card.MAX_THREAD_REGISTERS if spills else None,
+        )
 
     def build(self, desc: Conv2dProblem, target: Target) -> list[Launch]:
         """The result, or the gradient of x."""
@@ -416,4 +437,4 @@ class Tiles:
 
 
 TILED = Tiles("tiles")
-TILED.register(priority=1, version=2)  # after depthwise, whose bits are others
+TILED.register(priority=1, version=3)  # after depthwise, whose bits are others

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from triplan.backends.triton.common.meeting_kernels import EPOCH
 from triplan.backends.triton.gemm.arguments import GROUP_M
+from triplan.backends.triton.gemm.matrices import is_row_major
 from triplan.backends.triton.gemm.tile_costs import activation_us, combined
 from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import Target
@@ -151,6 +152,9 @@ LOWER_SQUARES = 1.25
 #: Extent of k from which on the programs of a persistent kernel meet at each tile. Shorter tiles lose more by waiting
 #: than they find in L2. Set by hand, from products on an H100 of k = 512 to 13824, which no sweep has.
 MEETING_K = 2048
+#: Rows of B that TMA reads in a microsecond into one multiprocessor where they end within a block, which it fills with
+#: zeros. As the kernels of convolution have it: ``ROWS_PER_US`` and ``ENDING`` of ``conv/wgmma_tiles.py``.
+FILLED_ROWS_PER_US = 780 / 2.5
 #: By how much one multiprocessor multiplies faster alone: the card's power is shared.
 ALONE_SPEEDUP = 0.48
 #: By how much operands stream slower where none of a tile's rows lie within A.
@@ -223,7 +227,10 @@ def ring_us(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> float:
     nbytes = batch * (2 * desc.k * (desc.m + desc.n) + desc.out.itemsize * desc.m * desc.n * (1 + desc.reads_c0))
     within = min(desc.m / ring.m, 1.0)
     memory = nbytes / (_rates(ring).stream * TERA_PER_US * (1 - OUTSIDE_SLOWDOWN * (1 - within)))
-    return FIXED_US[ring.specialised] + combined(compute, memory, power=LIMITS_POWER)
+    filled = 0.0
+    if desc.n % ring.buffer_columns and is_row_major(desc.operand("b")):  # by the last tile of a row of tiles
+        filled = waves * desc.k / FILLED_ROWS_PER_US / -(-desc.n // ring.n)
+    return FIXED_US[ring.specialised] + combined(compute, memory, filled, power=LIMITS_POWER)
 
 
 @fact

@@ -118,9 +118,10 @@ OTHER_REGISTERS_WORDS = 90
 #: Microseconds that a program of 8 warps takes longer for 1000 halves of C that vectors cannot write: nothing hides its
 #: epilogue. From runs on an H200 that are not published.
 LATE_WORDS_US = 0.1
-#: Microseconds that one multiprocessor takes for the error function of gelu of 1000 halves of C, which are many
-#: instructions. From products of k = 38 to 83 in ``bench/results/anywhere-gemm-*``.
-GELU_US = 0.2
+#: Microseconds that one multiprocessor takes for the error function of gelu of 1000 elements of C, which are many
+#: instructions, by the bytes of an element. Of 2 bytes from products of k = 38 to 83 in
+#: ``bench/results/anywhere-gemm-*``; of 8 from a drawn product of k = 19 on an H200.
+GELU_US = {2: 0.2, 8: 0.6}
 #: Bytes of shared memory that CUDA reserves for each block.
 RESERVED_SHARED_BYTES = 1024
 
@@ -173,7 +174,10 @@ def _fed_us(o: Operand, tile: Tile, extent: int, b_rows: bool, transposed: bool,
         return elements * TRANSPOSED_US[is_elementwise(o)] / 1000
     if not is_elementwise(o):
         f64 = o.element is ElementKind.F64
-        return elements * o.element.itemsize / (FEED_F64_BYTES_PER_US if f64 else FEED_BYTES_PER_US[b_rows])
+        # The warps of 16 rows lie side by side: each reads all of A from shared memory, after it was written there.
+        # Sweeps have such tiles with a column-major B alone, and the rate of these includes it.
+        passes = 1 + (tile.warps if o.name == "a" else 1) if b_rows and tile.m == 16 and o.element.itemsize == 2 else 1
+        return elements * passes * o.element.itemsize / (FEED_F64_BYTES_PER_US if f64 else FEED_BYTES_PER_US[b_rows])
     each = ELEMENTWISE_WIDE_US if o.element.itemsize == 2 and tile.warps == 8 else ELEMENTWISE_US
     short = fmas and not is_turned(o)
     return elements * (ELEMENTWISE_SHORT_US if short else each) / 1000 / elements_per_load(o)
@@ -181,7 +185,7 @@ def _fed_us(o: Operand, tile: Tile, extent: int, b_rows: bool, transposed: bool,
 
 def activation_us(desc: MatrixProductDescriptor, elements: int) -> float:
     """Microseconds that one multiprocessor takes for the activation of so many elements of C, beside writing them."""
-    return elements * GELU_US / 1000 if desc.activation == "gelu" and desc.element.itemsize == 2 else 0.0
+    return elements * GELU_US.get(desc.element.itemsize, 0.0) / 1000 if desc.activation == "gelu" else 0.0
 
 
 def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: int = 1) -> float:
