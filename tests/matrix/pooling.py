@@ -9,6 +9,7 @@ import triplan as tp
 from matrix import VECTORS, Build, Patterns, compiles, planned
 
 LAST = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
+ORDERED, ROWS = (tp.Layout.strided(order=order, alignment=16) for order in ((0, 2, 3, 1), (0, 2, 1, 3)))
 SIZES: dict[str, Any] = {"batch": 64, "channels": 256, "height": 56, "width": 56}
 NAMES = ("max_pool", "avg_pool", "adaptive_avg_pool", "upsample_nearest", "upsample_bilinear")
 OPS = tuple(f"{name}2d{suffix}" for name in NAMES for suffix in ("", "_backward"))
@@ -33,6 +34,10 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
             for channels, step in ((59, 1), (101, 1), (386, 2)):
                 other = cls(element=element, **{**SIZES, "channels": channels}, **size)
                 yield other.replace(layouts={o.name: _short(o, step) for o in other.operands()})
+        if "kernel" in how:  # many windows of a pixel, of known strides
+            many = cls(element=element, **SIZES, kernel=(7, 7), padding=(3, 3))
+            yield many.replace(layouts={o.name: ROWS for o in many.operands() if o.name != "dout"})
+            yield many.replace(layouts={o.name: ORDERED for o in many.operands()})
     if "nearest" in op:
         yield desc.replace(exact=True)
     if "bilinear" in op:

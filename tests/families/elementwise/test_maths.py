@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -136,6 +137,44 @@ def test_every_exponent_of_u8() -> None:
     assert out.tolist() == [pow(2, n, 256) for n in range(256)]
 
 
+@pytest.mark.parametrize("element", ["f16", "bf16"])
+@pytest.mark.parametrize("where", WHERE)
+def test_powers_of_16_bits(where: str, element: str) -> None:
+    """Every pair of special values, even and odd exponents, bases near 1 with exponents that nearly overflow."""
+    dtype = tp.ElementKind.of(element).torch
+    info, device = torch.finfo(dtype), target(where).device_type
+    integers = [2.0, 3.0, 4.0, 7.0, 255.0, 256.0]
+    sizes = [0.0, 1.0, *integers, 0.5, 2.5, 0.1, info.max, info.smallest_normal, torch.inf]
+    points = torch.tensor([*sizes, *(-v for v in sizes), torch.nan], dtype=dtype)
+    x, y = (grid.reshape(-1) for grid in torch.meshgrid(points, points, indexing="ij"))
+    g = torch.Generator().manual_seed(0)
+    base = torch.cat([1 + torch.arange(-400, 401) * info.eps / 2, 2 ** (8 * torch.rand(2000, generator=g) - 4)]).to(
+        dtype
+    )
+    base = base[(base != 1) & (base > 0)]
+    exponent = (2 * torch.rand(base.shape, generator=g, dtype=torch.float64) - 1) * -math.log2(info.smallest_normal)
+    exponent = (exponent / base.double().log2()).clamp(info.min, info.max)
+    x, y = torch.cat([x, base]), torch.cat([y, exponent.to(dtype)])
+    desc = problem("pow", element, x.shape)
+    plan, out = tp.plan(desc, target=target(where)), torch.empty_like(x, device=device)
+    plan.run(plan.args_type(x=x.to(device), y=y.to(device), out=out))
+    exact = x.double() ** y.double()
+    wanted, got = exact.to(dtype), out.cpu()
+    assert torch.equal(got.isnan(), wanted.isnan())
+    real = ~wanted.isnan()
+    assert torch.equal(got[real].signbit(), wanted[real].signbit())
+    # Beyond the finite numbers, and where results are subnormal, one that is rounded twice may be the neighbour.
+    size = exact.abs()
+    assert torch.equal(
+        got[real & (size >= 2 * info.max)].double(), exact[real & (size >= 2 * info.max)].sign() * torch.inf
+    )
+    assert (got[real & (size < info.smallest_normal)].abs() <= info.smallest_normal).all()
+    normal = real & (size >= info.smallest_normal) & (size <= info.max)
+    error = ((got.double() - exact).abs() / size)[normal]
+    assert normal.sum() > 2000
+    assert error.max() <= info.eps / 2 + SHORT["pow"] * 2.0**-23
+
+
 @pytest.mark.parametrize("where", WHERE)
 def test_fmod_is_exact_for_every_quotient(where: str) -> None:
     """Of f32: quotients near integers and near 2**20, from where on another way is taken; divisors of any exponent."""
@@ -193,7 +232,7 @@ def test_integers_of_64_bits_are_divided(where: str, op: str) -> None:
 def test_the_version_tells_which_ops_got_new_bits() -> None:
     """Of trees with functions that got a short form (three had one from the beginning), or other bits after that."""
     new = SHORT.keys() - {"exp", "sigmoid", "normal_cdf"}
-    found = {"expression": 3, "logit_backward": 2, "logit_clamped": 3, "logit_clamped_backward": 2}
+    found = {"expression": 4, "logit_backward": 2, "logit_clamped": 3, "logit_clamped_backward": 2}
     for op in OPS.keys() - found.keys():
         name = op.removesuffix("_backward")
         nodes, _ = spelled_out(*flattened([_expression(op) if name == op else _gradient(name)]))

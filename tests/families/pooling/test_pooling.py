@@ -233,6 +233,45 @@ def test_tiles_of_operands_that_lie_differently(
 
 
 @pytest.mark.parametrize(("where", "kernel"), places("windows"))
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 3, 1), (0, 2, 1, 3)])
+@pytest.mark.parametrize(
+    ("op", "how"),
+    [
+        ("max_pool2d_backward", {}),
+        ("avg_pool2d_backward", {}),
+        ("avg_pool2d_backward", {"stride": (2, 4), "ceil_mode": True}),
+        ("avg_pool2d_backward", {"stride": (3, 1), "count_include_pad": False}),
+        ("avg_pool2d", {"stride": (2, 1)}),
+    ],
+)
+def test_many_windows_of_known_strides(
+    op: str, how: dict[str, Any], order: tuple[int, ...], where: str, kernel: str | None
+) -> None:
+    """Offsets of 32 bits; windows that all contain a pixel, or not; of maxima dout lies otherwise and does not vote."""
+    sizes: dict[str, Any] = {"batch": 2, "channels": 6, "height": 7, "width": 9, "element": "f32"}
+    sizes |= {"kernel": (6, 4), "padding": (3, 2), "stride": (1, 1)} | how
+    desc: Any = tp.descriptor_types()[op](**sizes)
+    known = tp.Layout() if order == (0, 1, 2, 3) else tp.Layout.strided(order=order, alignment=16)
+    other = LAST if order[-1] == 3 else tp.Layout()
+    odd = {"dout"} if op.startswith("max") else set()
+    desc = desc.replace(layouts={o.name: other if o.name in odd else known for o in desc.operands()})
+    plan = tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel))
+    assert not windows.tile(desc).crossed
+    written = desc.operands()[-1].name
+    strides: Any = windows.image(desc, written)[f"{written}_strides"]
+    assert [s is None or s.wide for s in strides] == [axis == order[-1] for axis in range(4)]
+    assert check_plan(plan, runs=1).compared
+
+
+def test_large_images_have_offsets_of_64_bits() -> None:
+    """The same problem with a larger image; and the image's own offset always has 64 bits."""
+    for side, wide in ((1 << 14, False), (1 << 15, True)):
+        desc = tp.AvgPool2dDescriptor(batch=2, channels=1, height=side, width=side, element="f16", kernel=(2, 2))
+        strides: Any = windows.image(desc, "x")["x_strides"]
+        assert {s.wide for s in strides if s is not None and s.value > 16} == {wide}, side
+
+
+@pytest.mark.parametrize(("where", "kernel"), places("windows"))
 @pytest.mark.parametrize("op", OPS)
 def test_order_that_strides_tell_when_running(op: str, where: str, kernel: str | None) -> None:
     """Every other element is an operand's: channels or rows may be what is nearest."""

@@ -57,6 +57,7 @@ _SHORT = {
     264: "sigmoid",
     302: "log1pexp",
     500: "erfc normal_cdf",
+    1200: "pow",
 }
 SHORT: Mapping[str, float] = {name: ulp for ulp, names in _SHORT.items() for name in names.split()}
 #: Functions whose result jumps where a quotient is rounded to an integer.

@@ -240,6 +240,27 @@ def pow(x, y):
 
 
 @jit
+def short_pow(x, y):
+    """2**(y * log2(abs(x))), with the sign of x for odd y; NaN for finite x < 0 unless y is an integer.
+
+    Of a finite, normal result the exponent is at most 128: the relative error is up to 128 * log(2) times that of the
+    logarithm, which within 1/8 of 1 is that of a fitted polynomial (2**-21), elsewhere of the hardware's. Subnormal x
+    are taken as 0, as by libdevice.
+    """
+    whole = tl.floor(y) == y
+    odd = whole & (tl.floor(y * 0.5) * 2 != y)
+    size = tl.where(whole | (x == float("-inf")), tl.abs(x), x)  # of others the hardware's logarithm is NaN
+    f = size - 1
+    near = f * polynomial(f, (0.29330212, -0.36542839, 0.48087164, -0.72132887, 1.4426951))
+    log = tl.where(tl.abs(f) < 0.125, near, libdevice.fast_log2f(size))
+    # The largest finite y does what an infinite one does, also for abs(x) = 1, where 0 * infinity would be NaN.
+    exponent = minimum(maximum(y, -3.4028234663852886e38), 3.4028234663852886e38) * log
+    found = tl.exp2(tl.where((x == 1) | (y == 0), 0.0, exponent))  # 1, also where the other one is NaN
+    sign = x.to(tl.int32, bitcast=True) & tl.where(odd, -2147483648, 0)
+    return (found.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
+
+
+@jit
 def xlogy(x, y): return tl.where((x == 0) & (y == y), 0.0, x * log(y))
 
 # --- special functions ---

@@ -31,7 +31,7 @@ from triplan.descriptors import (
     UpsampleNearest2dDescriptor,
 )
 from triplan.descriptors.pooling import BilinearProblem, NearestProblem, ResizeProblem
-from triplan.sku import ElementKind, PrecisionGuarantee, Support, Target
+from triplan.sku import ArchSku, ElementKind, PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact
 
 #: Extents below this are exact in f32, so that no two positions are one.
@@ -157,8 +157,8 @@ def build(desc: ResizeProblem, target: Target) -> list[Launch]:
     names = ("dout", "dx") if back else ("x", "out")
     args: dict[str, Arg] = {
         **geometry(desc, back),
-        **image(desc.operand(names[0])),
-        **image(desc.operand(names[1])),
+        **image(desc, names[0]),
+        **image(desc, names[1]),
     }
     for axis, step in zip(("rows", "columns"), desc.steps, strict=True):
         args[f"step_{axis}"] = Float(step, desc.position)
@@ -181,7 +181,9 @@ def build(desc: ResizeProblem, target: Target) -> list[Launch]:
         rows, columns = (along.reach for along in _along(desc))
         constants |= unrolled(desc, rows, columns)
     which = kernels.resize_backward_kernel if back else kernels.resize_kernel
-    return [Launch(which, _programs(desc), args, constants, num_warps=found.warps, fuses=False)]
+    # Left alone, ptxas spills registers of gradients on sm_80, to raise occupancy.
+    most = card.MAX_THREAD_REGISTERS if back and target.arch is ArchSku.SM80 else None
+    return [Launch(which, _programs(desc), args, constants, num_warps=found.warps, max_registers=most, fuses=False)]
 
 
 for _cls in (

@@ -7,8 +7,7 @@ import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.offsets_kernels import load_tile
-from triplan.backends.triton.common.rows_kernels import axis_offset
-from triplan.backends.triton.pooling.windows_kernels import coordinates, place, read, write
+from triplan.backends.triton.pooling.windows_kernels import coordinates, offset, place, read, write
 
 
 @jit
@@ -25,9 +24,8 @@ def source(at, step, extent, LINEAR: tl.constexpr, CENTERS: tl.constexpr, POSITI
     s = s * step
     if LINEAR and CENTERS:
         s = tl.maximum(s - 0.5, 0.0)
-    last = (extent - 1).to(POSITION)
-    i = tl.minimum(tl.floor(s), last)
-    return i.to(tl.int32), tl.where(i < last, s - i, 0.0)
+    i = tl.minimum(s.to(tl.int32), extent - 1)  # s is not negative: this is its floor, in one instruction
+    return i, tl.where(i < extent - 1, s - i.to(POSITION), 0.0)
 
 
 @jit
@@ -194,7 +192,7 @@ def resize_backward_kernel(
                 i, w = source(q, step_columns, width[0], BETWEEN_COLUMNS, CENTERS, POSITION)
                 hit, weight_columns = share(column, i, w, BETWEEN_COLUMNS)
                 live = live & hit & (q < columns[0])
-                own = at + (axis_offset(below, dout_strides[2]) + axis_offset(beside, dout_strides[3]))
+                own = at + (offset(below, dout_strides[2]) + offset(beside, dout_strides[3]))
                 g = load_tile(own, live, 0.0, dout_strides[1] is None or dout_strides[3] is None).to(ACC)
                 acc += g * (weight * weight_columns).to(ACC)
     write(dx, dx_strides, image, row, column, channel, acc, mask)

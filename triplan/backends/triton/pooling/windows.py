@@ -10,7 +10,7 @@ from triplan.backends.runtime.launch import Arg, Int, Launch, power_of_two_in
 from triplan.backends.table import kernel
 from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.offsets import I32_LIMIT, TL, divisor, layout, values
-from triplan.backends.triton.common.strides import count, moving_strides
+from triplan.backends.triton.common.strides import count, known_strides, moving_strides
 from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.pooling import windows_kernels as kernels
 from triplan.descriptors import (
@@ -55,6 +55,8 @@ WARP_LOADS, WARP_INDEX_LOADS = 4, 2
 SHORT, SHORT_LOADS = 4, 9
 #: Columns at most of a maximum's window that are loaded at once even if they are more than these loads. Untuned.
 WHOLE = 7
+#: Windows of a pixel from which on few of their maxima are that pixel: of the others no gradient is loaded. Untuned.
+MANY_WINDOWS = 16
 #: Elements of windows that one multiprocessor reduces per microsecond, about ten instructions each. Untuned.
 SM_ELEMENTS_PER_US = 2e4
 #: Roundings of an f32 ``a / b``: 4 for div.full (PTX ISA: 2 units in the last place), 1 for converting the divisor; and
@@ -156,11 +158,16 @@ def _across(across: int, least: int, channels: int) -> int:
     return across
 
 
+def _is_rare(desc: PoolProblem) -> bool:
+    """Whether gradients of maxima are loaded only where an index names the pixel."""
+    return isinstance(desc, MaxPool2dBackwardDescriptor) and math.prod(_reach(desc)) >= MANY_WINDOWS
+
+
 @fact
 def tile(desc: PoolProblem) -> Tile:
     """Tiles of channels where these are adjacent and go in vectors; elsewhere neighbouring results, so that a program
     has no idle lanes whatever the extents. What lies otherwise is read and written with gaps."""
-    images = desc.operands()
+    images = [o for o in desc.operands() if o.name != "dout" or not _is_rare(desc)]
     written = next(o for o in images if o.is_written)
     votes = {axis: sum(o.nbytes for o in images if _unit_axis(o) == axis) for axis in (1, 3)}
     last = votes[1] >= votes[3] + (_unit_axis(written) != 1)
@@ -233,9 +240,18 @@ def extent(n: int, divides: bool) -> tuple[Arg, ...]:
     return (count(n), *(divisor(n, wide=False)[1:] if divides else (None, None)))
 
 
-def image(o: Operand) -> dict[str, Arg]:
-    """``o`` and its strides."""
-    return {o.name: values(o), f"{o.name}_strides": moving_strides(o)}
+def image(desc: PoolProblem, name: str) -> dict[str, Arg]:
+    """The operand ``name`` and its strides: of 32 bits if they are known and so are offsets within an image."""
+    o = desc.operand(name)
+    strides = moving_strides(o)
+    known = [s for s in known_strides(o, 4) if isinstance(s, int)]
+    if len(known) == 4 and known[0] < I32_LIMIT:
+        far = 2 * max(desc.height, desc.width, *desc.out_extents)  # positions beyond the ends are masked, not moved
+        if isinstance(desc, WindowsProblem):
+            far += max(k * d + p for k, d, p in zip(desc.kernel, desc.dilation, desc.padding, strict=True))
+        if sum(s * n for s, n in zip(known[1:], (desc.channels, far, far), strict=True)) < I32_LIMIT:
+            strides = tuple(None if s == 1 else Int(s, False, power_of_two_in(s)) for s in known)
+    return {name: values(o), f"{name}_strides": strides}
 
 
 def geometry(desc: PoolProblem, back: bool, adaptive: bool = False) -> dict[str, Arg]:
@@ -313,6 +329,21 @@ def _as_windows(desc: PoolProblem) -> PoolProblem:
     return cls(**same, kernel=sizes, stride=sizes, divisor=math.prod(sizes))
 
 
+def _divisor(desc: PoolProblem) -> int:
+    """By what every sum is divided; 0 if windows have different numbers of elements."""
+    if not isinstance(desc, AvgProblem):
+        return 0
+    is_whole = desc.count_include_pad and not desc.ceil_mode  # no window reaches beyond the padding
+    return desc.divisor or (math.prod(desc.kernel) if is_whole else 0)
+
+
+def _is_even(desc: PoolProblem) -> bool:
+    """Whether each window that a pixel looks at contains it."""
+    if not isinstance(desc, WindowsProblem) or desc.dilation != (1, 1):
+        return False
+    return all(k % s == 0 for k, s in zip(desc.kernel, desc.stride, strict=True))
+
+
 def build(desc: PoolProblem, target: Target) -> list[Launch]:
     if _programs(desc) == 0:
         return []
@@ -322,7 +353,7 @@ def build(desc: PoolProblem, target: Target) -> list[Launch]:
     adaptive = isinstance(desc, AdaptiveProblem)
     args = geometry(desc, back, adaptive) | {"indices": None, "indices_strides": None}
     for name in (*names, "indices") if largest else names:
-        args |= image(desc.operand(name))
+        args |= image(desc, name)
     windows = desc if isinstance(desc, WindowsProblem) else None
     # A gradient of a maximum compares indices, of adaptive windows it divides: neither asks how large a window is.
     sized = not back or not (largest or adaptive)
@@ -336,7 +367,7 @@ def build(desc: PoolProblem, target: Target) -> list[Launch]:
         **({("reach_rows", "reach_columns"): tuple(map(Int, _reach(desc)))} if back else {}),
     }
     args |= {name: arg for both, own in pairs.items() for name, arg in zip(both, own, strict=True)}
-    args["divisor"] = Int(desc.divisor) if isinstance(desc, AvgProblem) and desc.divisor else None
+    args["divisor"] = Int(_divisor(desc)) if _divisor(desc) else None
     constants = {
         "MAX": largest,
         "ADAPTIVE": adaptive,
@@ -347,6 +378,8 @@ def build(desc: PoolProblem, target: Target) -> list[Launch]:
         "BLOCK_C": found.channels,
         "ACC": TL[desc.element.compute],
     }
+    if back:
+        constants |= {"EVEN": not largest and _is_even(desc), "RARE": _is_rare(desc)}
     which = kernels.pool_backward_kernel if back else kernels.pool_kernel
     if found.sweeps:
         which = kernels.average_backward_kernel

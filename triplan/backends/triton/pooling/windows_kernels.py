@@ -102,10 +102,32 @@ def coordinates(
 
 
 @jit
+def offset(position, stride):
+    """position * stride, where a stride of None is 1: of 32 bits if the stride is."""
+    found = position
+    if stride is not None:
+        if stride.dtype.primitive_bitwidth == 32:
+            found = position * stride
+        else:
+            found = position.to(tl.int64) * stride
+    return found
+
+
+@jit
 def place(base, strides, image, row, column, channel):
-    """The addresses of elements: of all that the coordinates broadcast to."""
-    at = axis_offset(image.to(tl.int64), strides[0]) + axis_offset(row, strides[2]) + axis_offset(column, strides[3])
-    return base + at + axis_offset(channel, strides[1])
+    """The addresses of elements: of all that the coordinates broadcast to.
+
+    Offsets within an image are added before the image's, which has 64 bits: those of 32 bits take a third of the
+    instructions. Channels that have an axis of their own are added to the addresses of pixels.
+    """
+    within = offset(row, strides[2]) + offset(column, strides[3])
+    beside: tl.constexpr = channel.shape[0] == row.shape[0]
+    if beside:
+        within += offset(channel, strides[1])
+    at = base + (axis_offset(image.to(tl.int64), strides[0]) + within)
+    if not beside:
+        at += offset(channel, strides[1])
+    return at
 
 
 @jit
@@ -175,7 +197,7 @@ def pool_kernel(
     # one of the window: its maximum and the position of that stay the same, and no element needs a mask of its own.
     NEAREST: tl.constexpr = MAX and dilation_rows is None and dilation_columns is None
     if NEAREST:
-        at = x + (axis_offset(image.to(tl.int64), x_strides[0]) + axis_offset(channel, x_strides[1]))
+        at = x + (axis_offset(image.to(tl.int64), x_strides[0]) + offset(channel, x_strides[1]))
     else:
         at = place(x, x_strides, image, top, first, channel)
     if MAX:
@@ -192,10 +214,10 @@ def pool_kernel(
                 y, z, live = top + down, first + across, inside
                 if NEAREST:
                     y, z = nearest(y, low), nearest(z, right)
-                    own = at + (axis_offset(y, x_strides[2]) + axis_offset(z, x_strides[3]))
+                    own = at + (offset(y, x_strides[2]) + offset(z, x_strides[3]))
                 else:
                     live = live & (y >= 0) & (y < low) & (z >= 0) & (z < right)
-                    own = at + (axis_offset(down, x_strides[2]) + axis_offset(across, x_strides[3]))
+                    own = at + (offset(down, x_strides[2]) + offset(across, x_strides[3]))
                 v = load_tile(own, live, 0.0, x_strides[1] is None or x_strides[3] is None)
                 if MAX:
                     taken = taken + ((v, live, y, z),)
@@ -250,6 +272,8 @@ def pool_backward_kernel(
     MAX: tl.constexpr,
     ADAPTIVE: tl.constexpr,
     PADDED: tl.constexpr,
+    EVEN: tl.constexpr,
+    RARE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     LAST: tl.constexpr,
@@ -263,7 +287,8 @@ def pool_backward_kernel(
     Operands as in ``pool_kernel``; each ``dout`` is multiplied by the reciprocal of its divisor. A program computes the
     pixels at its ``coordinates``. Sums are accumulated in ACC, in the order of windows. A pixel looks at ``reach_rows``
     by ``reach_columns`` windows, which end at the last one that can contain it (ADAPTIVE: start at the first one); no
-    other window contains it. No pixel is written twice.
+    other window contains it. EVEN: all of them do, as strides divide windows. RARE: so many windows that
+    few name the pixel, of which alone dout is loaded. No pixel is written twice.
     """
     image, row, column, channel, inside = coordinates(
         dx_strides, batch, channels, height, width, tiles_channels, LAST, BLOCK_P, BLOCK_C
@@ -280,6 +305,7 @@ def pool_backward_kernel(
     acc = tl.zeros((BLOCK_P, BLOCK_C), ACC)
     for i in range(0, reach_rows, ROWS):
         for j in range(0, reach_columns, COLUMNS):
+            hits = ()
             for tap in tl.static_range(ROWS * COLUMNS):
                 down = tl.full((), i + tap // COLUMNS, tl.int32)
                 across = tl.full((), j + tap % COLUMNS, tl.int32)
@@ -287,26 +313,37 @@ def pool_backward_kernel(
                 live = inside & (p >= 0) & (p < rows[0]) & (q >= 0) & (q < columns[0])
                 if MAX:
                     live = live & (down < reach_rows) & (across < reach_columns)
-                    step = axis_offset(down, indices_strides[2]) + axis_offset(across, indices_strides[3])
+                    step = offset(down, indices_strides[2]) + offset(across, indices_strides[3])
                     hit = (
                         load_tile(named + step, live, 0.0, indices_strides[1] is None or indices_strides[3] is None)
                         == own
                     )
+                    if RARE:
+                        hits = hits + (live & hit,)
                 else:
                     start, end = window(p, kernel_rows, stride_rows, above, dilation_rows, height, rows, ADAPTIVE)
                     begin, stop = window(
                         q, kernel_columns, stride_columns, left, dilation_columns, width, columns, ADAPTIVE
                     )
-                    live = live & (row >= start) & (row < end) & (column >= begin) & (column < stop)
-                step = axis_offset(down, dout_strides[2]) + axis_offset(across, dout_strides[3])
-                g = load_tile(at + step, live, 0.0, dout_strides[1] is None or dout_strides[3] is None).to(ACC)
-                if MAX:
-                    acc += tl.where(hit, g, 0.0)
-                elif divisor is None:
-                    count = elements(start, end, height, PADDED) * elements(begin, stop, width, PADDED)
-                    acc = tl.fma(g, share(count, ACC), acc)
-                else:
-                    acc = tl.fma(g, share(divisor, ACC), acc)
+                    if EVEN:
+                        live = live & (down < reach_rows) & (across < reach_columns)
+                    else:
+                        live = live & (row >= start) & (row < end) & (column >= begin) & (column < stop)
+                if not RARE:
+                    step = offset(down, dout_strides[2]) + offset(across, dout_strides[3])
+                    g = load_tile(at + step, live, 0.0, dout_strides[1] is None or dout_strides[3] is None).to(ACC)
+                    if MAX:
+                        acc += tl.where(hit, g, 0.0)
+                    elif divisor is None:
+                        count = elements(start, end, height, PADDED) * elements(begin, stop, width, PADDED)
+                        acc = tl.fma(g, share(count, ACC), acc)
+                    else:
+                        acc = tl.fma(g, share(divisor, ACC), acc)
+            # Only now: a load that depends on an index would keep the next index from being loaded.
+            for tap in tl.static_range(len(hits)):
+                step = offset(tl.full((), i + tap // COLUMNS, tl.int32), dout_strides[2])
+                step += offset(tl.full((), j + tap % COLUMNS, tl.int32), dout_strides[3])
+                acc += load_tile(at + step, hits[tap], 0.0, dout_strides[1] is None or dout_strides[3] is None).to(ACC)
     write(dx, dx_strides, image, row, column, channel, acc, inside)
 
 
@@ -370,9 +407,9 @@ def average_backward_kernel(
         inside = (image < batch) & (lane < channels[0])
         loaded = ()
         for tap in tl.static_range(ROWS * COLUMNS):
-            own = taps[tap][0] + axis_offset(lane, dout_strides[1])
+            own = taps[tap][0] + offset(lane, dout_strides[1])
             loaded = loaded + (load_tile(own, taps[tap][1] & inside, 0.0, dout_strides[1] is None),)
         acc = tl.zeros((BLOCK_P, BLOCK_C), ACC)
         for tap in tl.static_range(ROWS * COLUMNS):
             acc = tl.fma(loaded[tap].to(ACC), taps[tap][2], acc)
-        store_tile(to + axis_offset(lane, dx_strides[1]), acc.to(dx.dtype.element_ty), inside, dx_strides[1] is None)
+        store_tile(to + offset(lane, dx_strides[1]), acc.to(dx.dtype.element_ty), inside, dx_strides[1] is None)

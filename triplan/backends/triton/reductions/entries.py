@@ -162,7 +162,7 @@ def reductions(
                 rank=rank,
                 numerics=lambda desc: numerics(plan_of(desc), name),
                 priority=priority,
-                version=10,  # tiles of waves of large elements; f32's rsqrt in expressions is the hardware's
+                version=11,  # powers of 16 bits in expressions have a short form
                 layout=layout,
                 **({} if workspace is None else {"workspace": workspace}),
             )(build)
