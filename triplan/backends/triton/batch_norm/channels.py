@@ -16,8 +16,8 @@ from triplan.backends.triton.batch_norm import channels_kernels as kernels, merg
 from triplan.backends.triton.common import bounds, card
 from triplan.backends.triton.common.offsets import TL, ceil_power, layout, padded_bytes, values
 from triplan.backends.triton.common.strides import count, moving_strides, row_tile
-from triplan.backends.triton.common.tiles import fits_grid
-from triplan.descriptors import BatchNormBackwardDescriptor, BatchNormDescriptor
+from triplan.backends.triton.common.tiles import again_us, fits_grid
+from triplan.descriptors import BatchNormBackwardDescriptor, BatchNormDescriptor, Operand
 from triplan.descriptors.batch_norm import BatchNormProblem, ImagesProblem
 from triplan.sku import PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact
@@ -212,11 +212,29 @@ def supports(desc: BatchNormProblem, target: Target) -> Support:
     return fits_grid(geometry(desc).blocks * geometry(desc).groups)
 
 
+def sector_bytes(o: Operand, found: Geometry) -> float:
+    """Bytes of the sectors that one pass over the images ``o`` accesses: those of each run of adjacent elements, of
+    which a tile has a part where channels are adjacent. It begins anywhere between two sectors, as far as strides tell.
+    (More than 16 bytes are never promised: these count as a sector.)
+    """
+    size, (_, channels, pixels), layout = o.element.itemsize, o.shape, o.layout
+    row, run = pixels, pixels if layout.packed or layout.unit_axis == 2 else 1
+    if found.last and (pixels == 1 if layout.packed else layout.unit_axis == 1):
+        row = found.pixels * channels
+        run = min(found.block, row)
+    begins = min(o.alignment, (power_of_two_in(row) if layout.packed else layout.stride_multiple) * size)
+    between = card.SECTOR - begins if begins < 16 else 0
+    nbytes = max(run * size, 1)
+    return o.nbytes * max(nbytes + between, card.SECTOR) / nbytes
+
+
 def rank(desc: BatchNormProblem, target: Target) -> float:
     """Estimated microseconds."""
-    once = sum(o.nbytes for o in desc.operands())
-    again = sum(o.nbytes for o in desc.operands() if len(o.shape) == 3 and not o.is_written) if desc.sums else 0
-    return card.LAUNCH_US * (3 if desc.sums else 1) + (once + again) / card.BYTES_PER_US
+    found = divided_images(desc)
+    moved = {o.name: sector_bytes(o, found) for o in desc.operands() if len(o.shape) == 3}
+    us = card.LAUNCH_US * (3 if desc.sums else 1) + sum(moved.values()) / card.BYTES_PER_US
+    read = [moved[o.name] for o in desc.operands() if o.name in moved and not o.is_written]
+    return us + (again_us(sum(read)) if desc.sums else 0.0)
 
 
 def array(desc: ImagesProblem, found: Geometry) -> int:

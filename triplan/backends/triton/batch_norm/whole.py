@@ -15,6 +15,7 @@ from triplan.backends.triton.batch_norm.channels import (
     channels_guarantee,
     geometry,
     launch,
+    sector_bytes,
     supports as channels_support,
 )
 from triplan.backends.triton.batch_norm.whole_kernels import batch_norm_whole_kernel
@@ -32,9 +33,9 @@ CHANNEL_BYTES = (64, 32, 16)
 FEW_ELEMENTS, MOST_WARPS = 4, 8
 #: Tiles of a program at most. Untuned.
 MOST_TILES = 16
-#: Microseconds that a program takes for one tile in both walks. Measured on an H200: 1.4 to 3.7. Running statistics
-#: need one walk.
-TILE_US = 2.0
+#: Microseconds that a program takes for one tile in both walks, at least, and for each element of a thread. (From drawn
+#: problems on an H200.) Running statistics need one walk; so does a lone tile, which stays in registers.
+TILE_US, ELEMENT_US = 2.0, 0.25
 #: Warps of a multiprocessor at a time, by their registers.
 RESIDENT_WARPS = 24
 
@@ -84,10 +85,15 @@ def supports(desc: BatchNormBackwardDescriptor, target: Target) -> Support:
 
 def rank(desc: BatchNormBackwardDescriptor, target: Target) -> float:
     """Estimated microseconds."""
-    nbytes = sum(o.nbytes for o in desc.operands())
     found = tiles(desc)
-    walks = waves(found, target.sm_count) * found.each * TILE_US / (1 if desc.training else 2)
-    return card.LAUNCH_US + max(walks, nbytes / card.BYTES_PER_US)
+    running, again = waves(found, target.sm_count), desc.training and found.each > 1
+    moved = {o.name: sector_bytes(o, found) for o in desc.operands() if len(o.shape) == 3}
+    us = sum(moved.values()) / card.BYTES_PER_US
+    if again:  # from the L2 cache while the channels of the programs that run at a time fit
+        read = sum(moved[o.name] for o in desc.operands() if o.name in moved and not o.is_written)
+        us += read / (card.L2_BYTES_PER_US if read <= running * card.L2_BYTES else card.BYTES_PER_US)
+    tile_us = max(TILE_US, ELEMENT_US * found.height * found.block / (32 * found.warps)) / (1 if again else 2)
+    return card.LAUNCH_US + max(running * found.each * tile_us, us)
 
 
 def guarantee(desc: BatchNormBackwardDescriptor) -> Mapping[str, PrecisionGuarantee]:

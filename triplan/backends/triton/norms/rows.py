@@ -5,8 +5,6 @@ Backward, programs stay for several groups of rows, and accumulate the gradients
 
 from __future__ import annotations
 
-import math
-
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import ceil_power
@@ -30,9 +28,11 @@ REDUCE_US = (1.0, 2.0)
 #: Microseconds that an element of a thread takes where no vectors are loaded: forward in short rows, and with two sums,
 #: of two operands; backward, where a thread has more than FEW_EACH.
 ELEMENT_US, BACKWARD_ELEMENT_US, FEW_EACH = (0.02, 0.05), 0.1, 8
-#: The same forward in tiles of more than 8 rows of odd lengths, of which each element is loaded by itself.
+#: Microseconds, for each of its warps, in which a forward program exchanges a tile where rows are crossed.
+CROSSED_WARP_US = 0.08
+#: ``ELEMENT_US`` forward in tiles of more than 8 rows of odd lengths, of which each element is loaded by itself.
 ODD_ELEMENT_US = 0.045
-#: How much longer than estimated rows take backward of which a quarter of the lanes or more has no element, where there
+#: How much longer than estimated rows take backward of which a fifth of the lanes or more has no element, where there
 #: are enough to be bound by memory. (From drawn problems on an H200.)
 IDLE = 1.15
 #: Backward, where no vectors are loaded, so many threads share a row that each has EACH elements at most, or half as
@@ -128,16 +128,19 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         return self.tile
 
     def us(self, target: Target) -> float:
+        us = self.streamed_us(target)
+        return max(us, self.apart_us()) if self.tile.rows > 1 else us
+
+    def streamed_us(self, target: Target) -> float:
+        """``us``, without regard to elements that are accessed one by one."""
         r, tile = self.rows, self.tile
         each = 0.0 if r.vectors else tile.rows * tile.block / (32 * tile.warps)
         if not self.backward:
             odd = r.n % 2 and tile.rows > 8
             each *= max(ODD_ELEMENT_US if odd else 0.0, ELEMENT_US[self.centred])
             each *= len(self.moved) / 2 if r.crossed else 1.0
-            # Programs of one row end together: a last wave takes as long as a full one.
-            waves = math.ceil(self.programs() * tile.warps / (card.SM_WARPS * target.sm_count))
-            last = waves * self.program_us if tile.rows == 1 and waves > 1 else 0.0
-            return max(super().us(target), last) + (each if tile.rows > 1 else 0.0)
+            crossed = CROSSED_WARP_US * tile.warps if r.crossed else 0.0
+            return super().us(target) + (each + crossed if tile.rows > 1 else 0.0)
         us = waves_us(self.sums, self.each * tile.rows * sum(self.traffic()) * r.sectors(tile.rows), target)
         wide, held = self.element.itemsize // 4, self.pieces() * self.piece
         if self.divided():
@@ -150,7 +153,7 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
             # Those of the busiest multiprocessor, of whose last tile rows that there are not cost nothing.
             elements = -(-self.sums // target.sm_count) * self.each * min(tile.rows, r.count) * held
             us = max(us, elements * card.SMS / SINGLE_PER_US[wide + 1 if wide else tile.rows > FEW_ROWS])
-        elif 4 * r.n <= 3 * tile.block:
+        elif 5 * r.n <= 4 * tile.block:
             us *= IDLE
         reduced = REDUCE_US[tile.rows > 8] * len(self.gradients) if tile.rows > 4 and tile.warps > 4 else 0.0
         few = each <= FEW_EACH and (r.unit or r.crossed)

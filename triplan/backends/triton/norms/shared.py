@@ -34,6 +34,8 @@ FOLD_US = 3.0
 #: Microseconds of a group of rows in ``norm_parameters_kernel``, which waits for memory. (From drawn problems on an
 #: H200.)
 GROUP_US = 0.6
+#: Microseconds of a program of one row that is alone. (From drawn problems on an H200.)
+LONE_US = 1.2
 #: Columns of a block at most in which 16-bit elements accumulate exactly in f32, and in which their number times the 14
 #: leading bits of their mean is exact.
 SHORT = 1024
@@ -134,6 +136,13 @@ class NormEntry(Entry):
         blocks = -(-n // tile.block)
         args: dict[str, Arg] = {"n": Int(n, n >= 2**31), "lines": Int(count), "blocks": Int(blocks)}
         return [*super().launches(target), self.launch(norm_fold_kernel, len(self.folded) * blocks, tile, args)]
+
+    def busy_us(self, programs: int, target: Target) -> float:
+        """As of any entry; but forward, programs of one row of the last wave take at least as long as a lone one."""
+        us = super().busy_us(programs, target)
+        waves = programs * self.tile.warps / (card.SM_WARPS * target.sm_count)
+        alone = waves > 1 and self.tile.rows == 1 and not self.backward
+        return us + (LONE_US * (math.ceil(waves) - waves) if alone else 0.0)
 
     def single_us(self, per_us: float) -> float:
         """Microseconds where no vectors are loaded: each takes ``per_us`` elements of 16 bits, or fewer wider ones."""

@@ -6,6 +6,7 @@ weight and bias reduces blocks of each row on its way, so that no operand is rea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from triplan.backends.runtime.launch import Launch
@@ -14,28 +15,39 @@ from triplan.backends.triton.common.tiles import Tile, registers_for
 from triplan.backends.triton.norms import split_kernels as kernels
 from triplan.backends.triton.norms.parameters_kernels import norm_parameters_kernel
 from triplan.backends.triton.norms.shared import OPS, NormEntry
+from triplan.descriptors.norms import NormDescriptor
 from triplan.sku import ElementKind, Target
 
 #: Elements a microsecond where no vectors are loaded, forward and backward: of rows with gaps, backward of all operands
 #: together, each of which is accessed element by element; and of others. (This and what follows: from drawn problems on
 #: an H200.)
 SINGLE_PER_US = ((2.5e5, 4e5), (4.2e5, 2.1e5))
-#: Microseconds that programs take longer backward where no vectors are loaded, of rows of more than SHORT_ROW elements,
-#: with gradients of weight or bias or where rows lie in several ways; of contiguous rows, for each word that a thread
-#: holds of an operand, as it loads each by itself.
-ODD_US, ODD_WORD_US = 1.5, 0.05
-#: Elements of the longest row that does not take longer; and microseconds of each launch after the first backward, of
-#: rows of at most as many.
+#: Microseconds that programs take longer backward, with gradients of weight or bias or where rows are crossed: where
+#: rows lie in several ways; and of contiguous rows, for each word that a thread loads by itself, and for each warp, as
+#: these wait for each other.
+ODD_US, ODD_WORD_US, ODD_WARP_US = 1.5, 0.02, 0.007
+#: Elements of a short row, and microseconds of each launch after the first backward of rows of at most as many.
 SHORT_ROW, LATER_US = 144, 0.5
+#: Microseconds of the roots and quotients of f64 forward, which are many instructions, in the last launch's programs.
+F64_US = 1.0
+#: ``turned_per_us`` backward where rows that are read are contiguous in one operand, and adjacent in the other.
+MIXED_PER_US = 600.0
 
 
 class NormSplit(SplitRows, NormEntry, ops=OPS):
     versions, overlaps, held = (3, 5), True, (1, 2)
-    turned_per_us = (1700.0, 1450.0, 1450.0)
+    turned_per_us: Sequence[float] = (2800.0, 1450.0, 1450.0)  # forward of two operands
     sku_version = 2  # of many blocks, several rows are taken together, and merged apart
     reduced = (kernels.norm_partial_kernel, norm_parameters_kernel)
     merged = (kernels.norm_merge_kernel, kernels.norm_backward_merge_kernel)
     which = (kernels.norm_finish_kernel, kernels.norm_backward_finish_kernel)
+
+    def __init__(self, desc: NormDescriptor) -> None:
+        super().__init__(desc)
+        forward, *backward = type(self).turned_per_us
+        if self.tile.rows > 1 and len({self.rows.is_adjacent(o) for o in self.read_first}) > 1:
+            backward = [MIXED_PER_US] * 2
+        self.turned_per_us = (2 * forward / len(self.moved), *backward)
 
     def find_tile(self) -> Tile:
         return self.partials_tile() if self.backward else super().find_tile()
@@ -63,12 +75,16 @@ class NormSplit(SplitRows, NormEntry, ops=OPS):
             per_us = SINGLE_PER_US[self.rows.unit][self.backward]
             operands = len(self.moved) if self.backward and not self.rows.unit else 1
             us = max(us, self.single_us(per_us / (padded * operands)))
-        hard = bool(self.gradients) or self.rows.crossed
-        odd = self.backward and hard and not self.rows.vectors and self.rows.n > SHORT_ROW
-        if odd and self.rows.unit:
-            words = self.tile.rows * self.tile.block * self.compute.itemsize / (4 * 32 * self.tile.warps)
-            return us + ODD_WORD_US * words
-        return us + (ODD_US if odd else 0.0)
+        r, tile = self.rows, self.tile
+        if not self.backward:
+            return us + (F64_US if self.element is ElementKind.F64 else 0.0)
+        if r.vectors or not (self.gradients or r.crossed):
+            return us
+        if not r.unit:
+            return us + (ODD_US if r.crossed or r.across else 0.0)
+        words = tile.rows * tile.block * self.compute.itemsize / (4 * 32 * tile.warps)
+        singly = sum(r.begins_between(o, 16) for o in self.moved) / len(self.moved)
+        return us + (ODD_WORD_US + ODD_WARP_US * tile.warps) * words * singly
 
     def reduce(self) -> Launch:
         # In f64, sums along rows and columns leave room for two programs, of turned blocks for one; left alone, ptxas

@@ -18,6 +18,9 @@ ODD_ROWS = (1.7, 1.3)
 LOOP_US = 0.3
 #: Elements that a program has in a microsecond forward, of a row with gaps, and of one that begins between two vectors.
 SINGLE_PER_US = (1500.0, 3500.0)
+#: Elements that a multiprocessor has in a microsecond forward, of 16 bits and of more, of tiles of several rows:
+#: where neighbours are adjacent in the operand, and where rows are contiguous in it, which both loops read.
+CROSSED_PER_US = ((3200.0, 1800.0), (1800.0, 1000.0))
 #: What the second loop's reads cost; and where vectors are loaded, backward, and forward of so many elements and rows.
 CACHED_SHARE, CACHED_FROM, CACHED_ROWS = (0.35, 0.05), 8192, 512
 #: Elements of a tile of few rows.
@@ -34,7 +37,8 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
     def __init__(self, desc: AnySoftmaxDescriptor) -> None:
         super().__init__(desc)
         if not self.rows.across:  # neighbouring rows are adjacent in some operands alone
-            self.several_per_us = (3200.0, 1800.0, 2500.0, 1500.0)
+            forward = CROSSED_PER_US[any(map(self.rows.is_along, self.read_first))]
+            self.several_per_us = (*forward, 2500.0, 1500.0)
         r, narrow = self.rows, self.element.itemsize == 2
         cached = self.backward or (narrow and r.n > CACHED_FROM and r.count >= CACHED_ROWS)
         self.cached_share = CACHED_SHARE[cached and (r.vectors or self.shifted())]
