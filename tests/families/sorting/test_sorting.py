@@ -385,18 +385,23 @@ def test_filtered_by_groups(where: str, kernel: str | None, parts: int, ranked: 
     constant(filtered, "PROGRAMS", 15)
     constant(filtered, "GROUPS_WANTED", 64)
     n, k = 2000, 8
-    x = torch.zeros(5, n)
+    x = torch.zeros(7, n)
     x[0, 5::64] = torch.arange(len(x[0, 5::64])).float()  # one group holds all; with ties of zero for the others
     x[1] = torch.arange(n)
     x[2] = -torch.arange(n)
     x[3, n - 3 :] = 1
-    x[4, 700:720] = torch.randperm(20, generator=torch.Generator().manual_seed(0)).float() - 10
+    g = torch.Generator().manual_seed(0)
+    x[4, 700:720] = torch.randperm(20, generator=g).float() - 10
+    x[5, 5::64] = -1 - torch.arange(len(x[5, 5::64])).float() // 2  # more than a second bisection holds
+    for group in range(9):  # several of equal elements in a group, of which some are wanted, and one that precedes them
+        x[6, 65 * group : 640 : 64] = -1
+    x[6, 5 + 9 * 64] = -2
     for largest in (True, False):
-        desc = tp.TopKDescriptor(element="f32", rows=5, n=n, k=k, largest=largest)
+        desc = tp.TopKDescriptor(element="f32", rows=7, n=n, k=k, largest=largest)
         plan = required(desc, kernel, target(where))
         assert kernel is None or len(plan.launches) == min(parts, 2)
         assert check_plan(plan, runs=1, given={"x": x}).compared
-    kth = tp.KthValueDescriptor(element="f32", rows=5, n=n, k=k)
+    kth = tp.KthValueDescriptor(element="f32", rows=7, n=n, k=k)
     assert check_plan(required(kth, kernel, target(where)), runs=1, given={"x": x}).compared
 
 
