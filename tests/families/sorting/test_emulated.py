@@ -74,3 +74,23 @@ def check(desc: RowOrderProblem, kernel: str, first: int, end: int, descending: 
     expected = torch.sort(x, descending=descending, stable=True).indices.numpy()[:, first:end]
     assert (operands["indices"].reshape(expected.shape) == expected).all()
     assert (operands["values"].reshape(expected.shape) == np.take_along_axis(bits, expected, 1)).all()
+
+
+@pytest.mark.parametrize("element", ["bf16", "f32", "i64"])
+@pytest.mark.parametrize("k", [5, 300])
+def test_sort_of_what_is_taken(k: int, element: str) -> None:
+    """The last launch of ``filtered_sort``, given elements in the order of their positions in longer rows."""
+    desc = tp.TopKDescriptor(element=element, rows=2, n=3000, k=k)
+    plan = required(desc, "filtered_sort", H200)
+    x = drawn(element, 2, k).view(integers(desc.element).torch).numpy()
+    at = np.sort(np.random.default_rng(0).permutation(3000)[: 2 * k].reshape(2, k), 1).astype(np.int32)
+    operands = {"values": np.zeros(x.shape, x.dtype), "indices": np.full(x.shape, -1, np.int64)}
+    workspace = np.zeros(plan.workspace_size(), np.uint8)
+    launch = plan.launches[-1]
+    for name, data in (("x", x), ("order", at)):
+        begin = launch.args[name].offset  # type: ignore[union-attr]
+        workspace[begin : begin + data.nbytes] = data.view(np.uint8).flatten()
+    emulate(launch, operands, workspace, lambda programs: list(range(programs)))
+    expected = torch.sort(drawn(element, 2, k), descending=True, stable=True).indices.numpy()
+    assert (operands["values"] == np.take_along_axis(x, expected, 1)).all()
+    assert (operands["indices"] == np.take_along_axis(at, expected, 1)).all()

@@ -304,6 +304,8 @@ def test_selections(where: str, kernel: str | None, layout: str) -> None:
                 tp.TopKDescriptor(element=element, rows=2, n=90, k=90, largest=False),
                 tp.KthValueDescriptor(element=element, rows=2, n=n, k=n - 100),
             ]
+        if kernel == "filtered":
+            descs += [tp.KthValueDescriptor(element=element, rows=2, n=n, k=500)]
         for desc in descs:
             strided = desc.replace(layouts={o.name: layout for o in desc.operands()})
             assert check_plan(required(strided, kernel, target(where)), runs=1).compared
@@ -337,26 +339,69 @@ def test_digits_are_read_until_they_tell(where: str, kernel: str | None, element
         assert check_plan(required(topk, kernel, target(where)), runs=1, given={"x": x}).compared
 
 
+@pytest.mark.parametrize("element", ["i32", "i64", "i8", "bool"])
+@pytest.mark.parametrize(("where", "kernel"), places("filtered"))
+def test_bisections_between_any_two_keys(where: str, kernel: str | None, element: str, constant: SetConstant) -> None:
+    """The whole range of an element, whose width no signed integer holds; one value; two that are neighbours."""
+    constant(filtered, "MOST_RANKED", 4)
+    dtype = tp.ElementKind(element).torch
+    low, high = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    x = torch.full((4, 300), low, dtype=dtype)
+    x[0, ::2] = high
+    x[1] = high
+    x[2, 7::9] = 1
+    x[3] = torch.randint(low, high, (300,), generator=torch.Generator().manual_seed(0)).to(dtype)
+    for k in (1, 4, 5, 40):
+        for desc in (
+            tp.TopKDescriptor(element=element, rows=4, n=300, k=k),
+            tp.TopKDescriptor(element=element, rows=4, n=300, k=k, largest=False),
+            tp.KthValueDescriptor(element=element, rows=4, n=300, k=k),
+        ):
+            assert check_plan(required(desc, kernel, target(where)), runs=1, given={"x": x}).compared
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["packed", "strided"])
+@pytest.mark.parametrize("k", [1, 200, 1000])
+def test_filtered_then_sorted(k: int, layout: str, constant: SetConstant) -> None:
+    """Of one part and several, of each width of a key, with ties and NaN of any bits."""
+    for span in (filtered.SPAN, 512):
+        constant(filtered, "SPAN", span)
+        for element in ("bf16", "u8", "f32", "i64", "f64"):
+            desc = tp.TopKDescriptor(element=element, rows=3, n=20_000, k=k)
+            desc = desc.replace(layouts={o.name: layout for o in desc.operands()})
+            plan = required(desc, "filtered_sort", tp.Target.current())
+            assert check_plan(plan, runs=1).compared
+
+
 @pytest.mark.parametrize(("where", "kernel"), places("filtered"))
 @pytest.mark.parametrize("parts", [1, 3])
-def test_filtered_by_groups(where: str, kernel: str | None, parts: int, constant: SetConstant) -> None:
-    """What is taken lies in one group of columns, in all of them, in one part, or at the end of the last one."""
+@pytest.mark.parametrize("ranked", [0, 96])
+def test_filtered_by_groups(where: str, kernel: str | None, parts: int, ranked: int, constant: SetConstant) -> None:
+    """What is taken lies in one group of columns, in all of them, in one part, or at the end of the last one; a second
+    bisection finds it, some of it at a time, or it is ranked."""
+    constant(filtered, "MOST_RANKED", ranked)
     constant(filtered, "SPAN", 600 if parts > 1 else 1 << 20)
     constant(filtered, "PROGRAMS", 15)
     constant(filtered, "GROUPS_WANTED", 64)
     n, k = 2000, 8
-    x = torch.zeros(5, n)
+    x = torch.zeros(7, n)
     x[0, 5::64] = torch.arange(len(x[0, 5::64])).float()  # one group holds all; with ties of zero for the others
     x[1] = torch.arange(n)
     x[2] = -torch.arange(n)
     x[3, n - 3 :] = 1
-    x[4, 700:720] = torch.randperm(20, generator=torch.Generator().manual_seed(0)).float() - 10
+    g = torch.Generator().manual_seed(0)
+    x[4, 700:720] = torch.randperm(20, generator=g).float() - 10
+    x[5, 5::64] = -1 - torch.arange(len(x[5, 5::64])).float() // 2  # more than a second bisection holds
+    for group in range(9):  # several of equal elements in a group, of which some are wanted, and one that precedes them
+        x[6, 65 * group : 640 : 64] = -1
+    x[6, 5 + 9 * 64] = -2
     for largest in (True, False):
-        desc = tp.TopKDescriptor(element="f32", rows=5, n=n, k=k, largest=largest)
+        desc = tp.TopKDescriptor(element="f32", rows=7, n=n, k=k, largest=largest)
         plan = required(desc, kernel, target(where))
         assert kernel is None or len(plan.launches) == min(parts, 2)
         assert check_plan(plan, runs=1, given={"x": x}).compared
-    kth = tp.KthValueDescriptor(element="f32", rows=5, n=n, k=k)
+    kth = tp.KthValueDescriptor(element="f32", rows=7, n=n, k=k)
     assert check_plan(required(kth, kernel, target(where)), runs=1, given={"x": x}).compared
 
 

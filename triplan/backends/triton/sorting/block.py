@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from triplan.backends.runtime.launch import Int, Launch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power
@@ -26,19 +28,21 @@ LONGEST = 4096
 WARPS = 8
 #: Elements of a thread at least, where a row has so many. Untuned.
 ITEMS = 8
-# Fitted to ``bench anywhere sorting``, seeds 1, 2, 3 and 51, on an H200, by a script that is not published:
+# Fitted to ``bench anywhere sorting``, seeds 1, 2, 3, 12 and 51, on an H200, by a script that is not published:
 #: Elements that a multiprocessor orders by one digit in a microsecond: each takes about 90 instructions.
 SM_ORDERED_PER_US = 2800
 #: Microseconds of a multiprocessor for each program, and for a warp's counters of one digit.
 PROGRAM_US, COUNTERS_US = 0.025, 0.025
 #: Microseconds of a digit that a program alone waits for: counters are cleared, summed and read again, elements
 #: exchanged, each behind a barrier. And for each element of a thread: the next one waits for its warp's counters.
-DIGIT_US, ITEM_US = 0.11, 0.077
+DIGIT_US, ITEM_US = 0.09, 0.075
+#: How much longer a digit takes where elements have 8 bytes: they are exchanged apart from their positions.
+WIDE = 1.2
 
 
-def shape_of(desc: Ordered) -> tuple[int, int]:
-    """(warps of a program, elements of a thread)."""
-    lanes = ceil_power(max(desc.n, 32)) // 32
+def shape_of(n: int) -> tuple[int, int]:
+    """(warps of a program, elements of a thread), for rows of n elements."""
+    lanes = ceil_power(max(n, 32)) // 32
     warps = min(max(lanes // ITEMS, 1), WARPS)
     return warps, lanes // warps
 
@@ -50,23 +54,32 @@ def supports(desc: Ordered, target: Target) -> Support:
 
 
 def rank(desc: Ordered, target: Target) -> float:
-    """Each digit orders the elements of the lanes, of which a row may need fewer: instructions of all, or latency."""
-    warps, items = shape_of(desc)
     moved = desc.n * desc.element.itemsize + kept_of(desc)[1] * (desc.element.itemsize + 8)
-    digits = desc.element.itemsize
+    return LAUNCH_US + waves_us(max(desc.rows, 1), moved, target) + ordered_us(desc, desc.n, target)
+
+
+def ordered_us(desc: Ordered, n: int, target: Target) -> float:
+    """Each digit orders the elements of the lanes, of which a row of n may need fewer: instructions of all, or
+    latency."""
+    warps, items = shape_of(n)
+    digits = desc.element.itemsize * (WIDE if desc.element.itemsize == 8 else 1)
     each = PROGRAM_US + digits * (32 * warps * items / SM_ORDERED_PER_US + warps * COUNTERS_US)
-    ordered_us = max(-(-desc.rows // target.sm_count) * each, digits * (DIGIT_US + items * ITEM_US))
-    return LAUNCH_US + waves_us(max(desc.rows, 1), moved, target) + ordered_us
+    return max(-(-desc.rows // target.sm_count) * each, digits * (DIGIT_US + items * ITEM_US))
 
 
 def _block(desc: Ordered, target: Target) -> list[Launch]:
     if desc.rows * kept_of(desc)[1] == 0:
         return []
-    warps, items = shape_of(desc)
-    constants = {**key_constants(desc), "DESCENDING": descending(desc), "WARPS": warps, "ITEMS": items}
     first, kept = kept_args(desc)
-    args = {**row_args(desc), "n": Int(desc.n), "first": first, "kept": kept}
-    return [Launch(kernels.sort_block_kernel, desc.rows, args, constants, num_warps=warps)]
+    args = {**row_args(desc), "order": None, "order_strides": None, "n": Int(desc.n), "first": first, "kept": kept}
+    return [sort_launch(desc, desc.n, args)]
+
+
+def sort_launch(desc: Ordered, n: int, args: dict[str, Any]) -> Launch:
+    """A sort of rows of n elements of those of ``desc``."""
+    warps, items = shape_of(n)
+    constants = {**key_constants(desc), "DESCENDING": descending(desc), "WARPS": warps, "ITEMS": items}
+    return Launch(kernels.sort_block_kernel, desc.rows, args, constants, num_warps=warps)
 
 
 for _op in SORTS + SELECTIONS:

@@ -15,9 +15,11 @@ from triplan.backends.triton.sorting.shared_kernels import DIGITS, digit_of, kep
 @gluon.jit
 def sort_block_kernel(
     x,
+    order,
     values,
     indices,
     x_strides,
+    order_strides,
     values_strides,
     indices_strides,
     n,
@@ -32,8 +34,8 @@ def sort_block_kernel(
     """values[r], indices[r] = x[r] in stable order, and where its elements were; ``kept`` of them from ``first`` on, or
     all if that is None. A program takes a row.
 
-    x: [rows, n]; values: [rows, kept] or None, both as integers of their width; indices: [rows, kept] of i64. n is at
-    most 32 * WARPS * ITEMS.
+    x: [rows, n]; values: [rows, kept] or None, both as integers of their width; indices: [rows, kept] of i64; order:
+    None, or [rows, n], the positions that the elements had. n is at most 32 * WARPS * ITEMS.
     """
     TILE: gl.constexpr = 32 * WARPS * ITEMS
     WORD: gl.constexpr = 4 if BITS <= 16 else 8
@@ -63,4 +65,7 @@ def sort_block_kernel(
     to, live = kept_of(place, live, first, kept)
     if values is not None:
         gl.store(values + row * values_strides[0] + axis_offset(to, values_strides[1]), bits, mask=live)
+    if order is not None:
+        at = order + row * order_strides[0] + axis_offset(position, order_strides[1])
+        position = gl.load(at, mask=live, other=0)
     gl.store(indices + row * indices_strides[0] + axis_offset(to, indices_strides[1]), position.to(gl.int64), mask=live)

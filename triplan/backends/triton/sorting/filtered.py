@@ -6,11 +6,11 @@ Long rows are divided between programs, if they are few; a second launch takes t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
 
-from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, Scratch, power_of_two_in
+from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_two_in
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US, SM_BYTES_PER_US
-from triplan.backends.triton.common.offsets import padded_bytes
+from triplan.backends.triton.common.offsets import ceil_power, padded_bytes
 from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.sorting import filtered_kernels as kernels
 from triplan.backends.triton.sorting.shared import (
@@ -25,7 +25,7 @@ from triplan.backends.triton.sorting.shared import (
     row_strides,
     sorting_kernel,
 )
-from triplan.descriptors import KthValueDescriptor
+from triplan.descriptors import KthValueDescriptor, TopKDescriptor
 from triplan.sku import ElementKind, Support, Target
 
 #: The most groups of a program.
@@ -39,8 +39,13 @@ GROUPS_WANTED = 2048
 COLUMNS = 4
 #: Groups of a thread. Untuned.
 THREAD_GROUPS = 8
+#: Elements of a thread in the second bisection: with 8 of 64 bits, registers spill.
+THREAD_TILE = 4
 #: Elements of the chosen groups that a thread reads at a time. With 4, registers spill where there are 16 warps.
 THREAD_READS = 2
+#: The most elements that are ranked by comparing all pairs where their order is not needed: of more a second bisection
+#: finds the first k. Untuned.
+MOST_RANKED = 96
 #: Elements that are ranked at a time, and for each warp so many others that they are compared with at a time. Untuned.
 OWN, WARP_OTHERS = 128, 2
 #: Registers of a thread at most: four programs of 8 warps share a multiprocessor. Left alone, ptxas takes 40 in some
@@ -52,17 +57,18 @@ ALIGNED = 64
 SPAN = 16384
 #: Programs for each multiprocessor that are worth a division of the rows. Untuned.
 PROGRAMS = 2
-# Fitted to ``bench anywhere sorting``, seeds 1 (H100) and 2 (H200):
-#: Microseconds that a program alone takes besides its reads: the bisection waits for each sum.
-LATENCY_US = 4.8
+# Fitted to ``bench anywhere sorting``, seeds 1 (H100), 2 and 12 (H200):
+#: Microseconds that a program alone takes besides its reads, and for each of its warps: each step of a bisection waits
+#: for a sum over all of them.
+LATENCY_US, WARP_LATENCY_US = 1.9, 0.45
 #: Microseconds of a multiprocessor for each program.
 PROGRAM_US = 0.11
 #: Keys that a multiprocessor compares with the first ones of their groups in a microsecond, by bytes of an element.
-SM_KEYS_PER_US = {1: 1400, 2: 2700, 4: 6750, 8: 1000}
+SM_KEYS_PER_US = {1: 2700, 2: 2700, 4: 6750, 8: 1800}
 #: Microseconds of a multiprocessor that a warp takes to bisect over 32 bits.
 BISECTION_US = 0.094
 #: Microseconds for each pair of elements that are ranked: of a multiprocessor with many programs, and of one alone.
-PAIR_US, PAIR_ALONE_US = 8.3e-5, 1.9e-4
+PAIR_US, PAIR_ALONE_US = 8.3e-5, 2.7e-4
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,7 @@ class Stage:
 
     Attributes:
         n: columns.
+        is_ordered: whether they are stored in order. Otherwise they are stored as they lie in the row.
         parts, span: parts of a row, and columns of each; the last part has all that are left.
         groups: groups of columns of a program.
         capacity: elements of the k groups that a program reads again, at most.
@@ -79,6 +86,12 @@ class Stage:
     n: int
     k: int
     parts: int
+    is_ordered: bool
+
+    @property
+    def tile(self) -> int:
+        """Elements that a second bisection holds: few more than k are kept, where columns are random. 0: none."""
+        return 0 if self.is_ordered or self.k <= MOST_RANKED else 2 * ceil_power(self.k)
 
     @property
     def span(self) -> int:
@@ -100,7 +113,7 @@ class Stage:
 
     @property
     def warps(self) -> int:
-        return min(max(self.groups // (32 * THREAD_GROUPS), 1), 16)
+        return min(max(self.groups // (32 * THREAD_GROUPS), self.tile // (32 * THREAD_TILE), 1), 16)
 
     def scratch(self, programs: int, element: ElementKind) -> tuple[int, int, int]:
         """Bytes of groups, keys and places."""
@@ -108,12 +121,14 @@ class Stage:
         return padded_bytes(4 * programs * self.k), padded_bytes(kept * element.itemsize), padded_bytes(4 * kept)
 
 
-def stages(desc: Selection, target: Target) -> list[Stage]:
-    """One launch, or two where rows are few and long."""
+def stages(desc: Selection, target: Target, is_ordered: bool = True) -> list[Stage]:
+    """One launch, or two where rows are few and long. ``is_ordered``: of what topk takes."""
     wanted = -(-PROGRAMS * target.sm_count // max(desc.rows, 1))
     parts = max(min(wanted, desc.n // max(SPAN, GROUPS_TAKEN * desc.k)), 1)
-    first = Stage(desc.n, desc.k, parts)
-    return [first] if parts == 1 else [first, Stage(parts * desc.k, desc.k, 1)]
+    last = is_ordered and isinstance(desc, TopKDescriptor)
+    if parts == 1:
+        return [Stage(desc.n, desc.k, 1, last)]
+    return [Stage(desc.n, desc.k, parts, False), Stage(parts * desc.k, desc.k, 1, last)]
 
 
 def supports(desc: Selection, target: Target) -> Support:
@@ -128,73 +143,104 @@ def supports(desc: Selection, target: Target) -> Support:
 
 
 def rank(desc: Selection, target: Target) -> float:
+    return filtered_us(desc, stages(desc, target), target)
+
+
+def filtered_us(desc: Selection, found: list[Stage], target: Target) -> float:
     """Each stage reads its elements once, and finds and ranks what is taken: by bytes, instructions, or latency."""
-    found, sms, itemsize = 0.0, target.sm_count, desc.element.itemsize
-    for stage in stages(desc, target):
+    total, sms, itemsize = 0.0, target.sm_count, desc.element.itemsize
+    # Of equal keys, which narrow elements and integers often are, another bisection finds the first.
+    has_ties = not desc.element.is_floating_point or itemsize < 4
+    for stage in found:
         programs = desc.rows * stage.parts
+        size, pairs = stage.longest * itemsize, 0 if stage.tile else stage.k**2 * max(itemsize // 4, 1)
+        bisections = 2 if stage.tile else 1
+        # (What follows the second bisection, two scans and a copy, takes about as many instructions.)
+        each = PROGRAM_US + stage.longest / SM_KEYS_PER_US[itemsize] + pairs * PAIR_US
+        each += (2 * bisections - 1) * stage.warps * BISECTION_US * itemsize / 4
         # (Keys of 64 bits are compared in two steps.)
-        size, pairs = stage.longest * itemsize, stage.k**2 * max(itemsize // 4, 1)
-        each = PROGRAM_US + stage.longest / SM_KEYS_PER_US[itemsize] + stage.warps * BISECTION_US * itemsize / 4
-        each += pairs * PAIR_US
-        alone = size / SM_BYTES_PER_US + LATENCY_US + pairs * PAIR_ALONE_US
-        found += LAUNCH_US + max(programs * size / BYTES_PER_US, -(-programs // sms) * each, alone)
-    return found
+        waited_us = LATENCY_US + stage.warps * max(itemsize // 4, 1) * WARP_LATENCY_US
+        alone = size / SM_BYTES_PER_US + (bisections + has_ties) * waited_us + pairs * PAIR_ALONE_US
+        total += LAUNCH_US + max(programs * size / BYTES_PER_US, -(-programs // sms) * each, alone)
+    return total
 
 
-def _ends(desc: Selection, target: Target) -> tuple[list[int], int]:
-    """(where scratch begins: groups, keys and places of the first stage, then its values and positions; the end)."""
-    first, *second = stages(desc, target)
-    sizes = list(first.scratch(desc.rows * first.parts, key_element(desc)))
-    if second:
-        (stage,) = second
-        # (The second stage uses the scratch of the first again.)
-        sizes = [max(a, b) for a, b in zip(sizes, stage.scratch(desc.rows, key_element(desc)), strict=True)]
-        sizes += [padded_bytes(desc.rows * stage.n * size) for size in (desc.element.itemsize, 4)]
-    return [sum(sizes[:i]) for i in range(len(sizes))], sum(sizes)
+@dataclass(frozen=True)
+class Buffers:
+    """Where the parts of the workspace begin, in bytes.
+
+    Attributes:
+        scratch: groups, keys and places of a stage; each stage uses them again.
+        taken: values and positions that each stage but the last one stores.
+        size: the end.
+    """
+
+    scratch: tuple[int, ...]
+    taken: tuple[tuple[int, int], ...]
+    size: int
+
+
+def buffers_of(desc: Selection, found: list[Stage]) -> Buffers:
+    each = (stage.scratch(desc.rows * stage.parts, key_element(desc)) for stage in found)
+    sizes = [max(of) for of in zip(*each, strict=True)]
+    for stage in found:
+        numel = desc.rows * stage.parts * stage.k
+        sizes += [padded_bytes(numel * desc.element.itemsize), padded_bytes(4 * numel)]
+    at = [0, *accumulate(sizes)]
+    return Buffers(tuple(at[:3]), tuple(zip(at[3:-1:2], at[4:-1:2], strict=True)), at[-1])
 
 
 def workspace(desc: Selection, target: Target) -> int:
-    return _ends(desc, target)[1] if desc.rows * desc.k else 0
+    *_, last = found = stages(desc, target)
+    return buffers_of(desc, found).taken[-1][0] if desc.rows * last.k else 0
 
 
 def _filtered(desc: Selection, target: Target) -> list[Launch]:
     if desc.rows * desc.k == 0:
         return []
-    x, values, indices = desc.operands()
-    at, _ = _ends(desc, target)
-    source: dict[str, Any] = {"x": bits(x), "order": None, "x_strides": row_strides(x), "order_strides": None}
-    found: list[Launch] = []
-    for i, stage in enumerate(plan := stages(desc, target)):
-        to: dict[str, Ptr | Scratch | Arg]
-        if i == len(plan) - 1:
-            to = {"values": bits(values), "indices": bits(indices)}
-            to |= {"values_strides": row_strides(values), "indices_strides": row_strides(indices)}
-        else:
-            within = (Int(stage.parts * stage.k, True), None)
-            to = {"values": Scratch(at[3], integers(desc.element)), "indices": Scratch(at[4], ElementKind.I32)}
-            to |= {"values_strides": within, "indices_strides": within}
+    _, values, indices = desc.operands()
+    to: dict[str, Arg] = {"values": bits(values), "indices": bits(indices)}
+    to |= {"values_strides": row_strides(values), "indices_strides": row_strides(indices)}
+    return filter_launches(desc, stages(desc, target), to)[0]
+
+
+def filter_launches(
+    desc: Selection, found: list[Stage], to: dict[str, Arg] | None
+) -> tuple[list[Launch], dict[str, Arg]]:
+    """The launches of stages, the last of which stores to ``to``, or as the ones before if that is None; where what it
+    has stored can be read."""
+    x = desc.operand("x")
+    buffers = buffers_of(desc, found)
+    source: dict[str, Arg] = {"x": bits(x), "order": None, "x_strides": row_strides(x), "order_strides": None}
+    launches: list[Launch] = []
+    for i, (stage, taken) in enumerate(zip(found, buffers.taken, strict=True)):
+        is_last = i == len(found) - 1
+        within = (Int(stage.parts * stage.k, True), None)
+        own: dict[str, Arg] = {"values": Scratch(taken[0], integers(desc.element))}
+        own |= {"indices": Scratch(taken[1], ElementKind.I32), "values_strides": within, "indices_strides": within}
+        own = to if is_last and to is not None else own
         args = {
             **source,
-            **to,
-            "groups": Scratch(at[0], ElementKind.I32),
-            "keys": Scratch(at[1], key_element(desc)),
-            "places": Scratch(at[2], ElementKind.I32),
+            **own,
+            "groups": Scratch(buffers.scratch[0], ElementKind.I32),
+            "keys": Scratch(buffers.scratch[1], key_element(desc)),
+            "places": Scratch(buffers.scratch[2], ElementKind.I32),
             "n": Int(stage.n, divisibility=power_of_two_in(stage.n)),
             "k": Int(stage.k),
             "parts": None if stage.parts == 1 else Int(stage.parts),
             "span": None if stage.parts == 1 else Int(stage.span, divisibility=ALIGNED),
             "capacity": Int(stage.capacity),
         }
-        constants = {**key_constants(desc), "DESCENDING": descending(desc), "GROUPS": stage.groups}
+        constants = {**key_constants(desc), "DESCENDING": descending(desc), "GROUPS": stage.groups, "TILE": stage.tile}
         constants |= {"BLOCK": 32 * THREAD_READS * stage.warps, "OWN": OWN, "OTHERS": WARP_OTHERS * stage.warps}
-        constants["ONLY_KTH"] = isinstance(desc, KthValueDescriptor) and i == len(plan) - 1
+        constants["ONLY_KTH"] = isinstance(desc, KthValueDescriptor) and is_last
         each = desc.rows * stage.parts
-        found.append(
+        launches.append(
             Launch(kernels.filtered_kernel, each, args, constants, num_warps=stage.warps, max_registers=REGISTERS)
         )
-        source = {"x": to["values"], "order": to["indices"]}
-        source |= {"x_strides": to["values_strides"], "order_strides": to["indices_strides"]}
-    return found
+        source = {"x": own["values"], "order": own["indices"]}
+        source |= {"x_strides": own["values_strides"], "order_strides": own["indices_strides"]}
+    return launches, source
 
 
 for _op in SELECTIONS:

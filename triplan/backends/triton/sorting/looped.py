@@ -19,6 +19,8 @@ MOST_TAKEN = 1024
 OWN, OTHERS = 32, 128
 #: Registers of a thread that ranks nothing, at most. Left alone, ptxas takes 64 for 8 bytes, and spills two.
 REGISTERS = 80
+#: Bits of the exponent.
+EXPONENTS = {ElementKind.F16: 5, ElementKind.BF16: 8, ElementKind.F32: 8, ElementKind.F64: 11}
 # Fitted to ``bench anywhere sorting``, seeds 1 (H100) and 2 (H200):
 #: Microseconds that a pass takes alone: it waits for reads, sums and a scan.
 PASS_US = 1.3
@@ -41,12 +43,20 @@ def supports(desc: Selection, target: Target) -> Support:
 def rank(desc: Selection, target: Target) -> float:
     """Each pass counts the digits of the row's blocks, also in lanes behind its end; or one program's latency is the
     limit."""
-    passes, size = desc.element.itemsize + 1, desc.element.itemsize
+    passes, size = digits_of(desc) + 1, desc.element.itemsize
     pairs = desc.k**2 if isinstance(desc, TopKDescriptor) else 0
     block = block_of(desc)[0]
     each = passes * (SM_PASS_US + -(-desc.n // block) * block / SM_DIGITS_PER_US) + pairs * PAIR_US
     alone = passes * (PASS_US + desc.n * size / SM_BYTES_PER_US) + pairs * PAIR_ALONE_US
     return LAUNCH_US + max(alone, -(-desc.rows // target.sm_count) * each)
+
+
+def digits_of(desc: Selection) -> int:
+    """Digits that tell the keys of a row from each other: all of integers, which may be few numbers; of floats as many
+    as have the sign, the exponent, and a bit of the mantissa for each bit of n."""
+    known = EXPONENTS.get(desc.element)
+    bits = 8 * desc.element.itemsize if known is None else 1 + known + max(desc.n - 1, 1).bit_length()
+    return min(-(-bits // 8), desc.element.itemsize)
 
 
 def block_of(desc: Selection) -> tuple[int, int]:
