@@ -43,7 +43,7 @@ FLAT_US = {2: 4e-4, 4: 7e-4, 8: 4e-4}
 #: bytes: no copy of 2 bytes runs while tiles are multiplied; and those that it writes. From drawn problems on an H200.
 RAGGED_PER_US = {2: 2700, 4: 2400, 8: 2000}
 #: As RAGGED_PER_US, of the gradient of weight: both factors are transposed, which takes more registers.
-RAGGED_SUMS_PER_US = {2: 1900, 4: 2400, 8: 2000}
+RAGGED_SUMS_PER_US = {2: 1900, 4: 1900, 8: 2000}
 WRITTEN_PER_US = 4700
 #: Elements that one warp reads in a microsecond one by one, if no other program reads; and of the gradient of weight in
 #: steps of one tap, which find the addresses once for each pixel. From drawn problems on an H200.
@@ -72,19 +72,15 @@ FEW_SUMS = {MathPrecision.F32: 16 * 64, MathPrecision.F64: 4 * 16 * 8}
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Pixels (or filters), channels and terms of a step, stages of the pipeline, and whether wgmma is avoided: two
-    warps are too few for it."""
+    """Pixels (or filters), channels and terms of a step, and stages of the pipeline."""
 
     m: int
     n: int
     k: int
     stages: int
-    avoids_wgmma: bool = False
 
     @property
     def warps(self) -> int:
-        if self.avoids_wgmma:
-            return 2
         return 4 if self.m * self.n <= FEW_WARPS else 8
 
 
@@ -99,6 +95,8 @@ TILES = {
 #: Of halves that are not all read and written in vectors: each element has an address, and larger tiles spill so many
 #: registers that these leave the L1 cache.
 RAGGED_HALF = Tile(128, 64, 32, 3)
+#: Filters of a tile of the gradient of weight in tf32 at most: too few for wgmma.
+FILTERS_TF32 = 32
 #: Of ``small_tiles``; and blocks of pixels that a program sums alone, because a second launch takes longer.
 SMALL, WHOLE = Tile(16, 16, 128, 1), 4
 #: Microseconds of a small tile beside its steps; of a step that waits for loads, for each of a thread's loads, and for
@@ -126,13 +124,6 @@ def along_features(desc: Conv2dProblem) -> bool:
     """Whether weights are known to be adjacent along the features."""
     o, axis = desc.operand("weight"), int(shared.of_input(desc))
     return o.layout.unit_axis == axis or (o.layout.packed and axis == 1 and math.prod(o.shape[2:]) == 1)
-
-
-def _wide(desc: Conv2dProblem) -> bool:
-    """Whether a tile of the gradient of weight in tf32 has twice the columns: then dout, whose channels are often fewer
-    than a vector, is read half as often. Of columns that have addresses of their own, registers would spill."""
-    tf32 = desc.multiplicands is MathPrecision.TF32
-    return tf32 and desc.channels > TILES["tf32"].n and shared.in_vectors(desc.operand("x"))
 
 
 def _whole(o: Operand) -> bool:
@@ -213,10 +204,10 @@ class Tiles:
                 columns = FLAT_COLUMNS_FMA if fma else FLAT_COLUMNS
                 n, k = _fitting(columns, desc.taps * desc.channels), min(known.k, 32)
             else:
-                n, k = _fitting(2 * known.n if _wide(desc) else known.n, desc.channels), known.k
+                n, k = _fitting(known.n, desc.channels), known.k
             # wgmma takes tf32 along what is summed alone: elements would be transposed one by one.
-            m, tf32 = _fitting(known.m, desc.filters), desc.multiplicands is MathPrecision.TF32
-            return Tile(m, n, k, stages, avoids_wgmma=tf32 and m == 64)
+            most = FILTERS_TF32 if desc.multiplicands is MathPrecision.TF32 else known.m
+            return Tile(_fitting(most, desc.filters), n, k, stages)
         n, k = _fitting(known.n, _features(desc)), self._depth(desc) or min(known.k, 32)
         m, beside = known.m, -(-_features(desc) // n) * desc.groups * (math.prod(desc.stride) if _strided(desc) else 1)
         few = FEW_SUMS.get(desc.multiplicands, m * n)
@@ -375,7 +366,7 @@ class Tiles:
             "ACC": TL[desc.element.compute],
         }
         # ptxas would spill a few registers, for one more program.
-        spills = tile.avoids_wgmma or (desc.element.itemsize == 8 and not self.small)
+        spills = desc.element.itemsize == 8 and not self.small
         return Launch(
             which,
             programs,

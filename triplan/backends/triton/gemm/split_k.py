@@ -35,7 +35,7 @@ from triplan.sku import SUPPORTED, ArchSku, ElementKind, MathPrecision, Support,
 from triplan.sku.facts import fact
 
 #: Pieces that k may be cut into.
-PIECES = (2, 4, 8, 16, 32, 64)
+PIECES = (2, 4, 8, 16, 32, 64, 128)
 #: Pieces whose sums the second kernel loads at a time. Each power of two up to it is one binary.
 PIECES_AT_ONCE = 16
 #: Microseconds of the second kernel for each further ``PIECES_AT_ONCE`` pieces. Untuned.

@@ -7,7 +7,7 @@ win, so that only the first is made.
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Arg, Launch
-from triplan.backends.triton.common.card import L2_SHARE, LAUNCH_US
+from triplan.backends.triton.common.card import L2_BYTES, L2_SHARE, LAUNCH_US
 from triplan.backends.triton.indexing.copies import copy_us, register, stores_us
 from triplan.backends.triton.indexing.geometry import Geometry, geometry
 from triplan.backends.triton.indexing.points import Point
@@ -37,9 +37,10 @@ def rank(desc: IndexingDescriptor, target: Target) -> float:
     moved = copy_us(g) - LAUNCH_US
     if not g.full:
         return LAUNCH_US - SOONER_US + moved + ELEMENT_US * g.numel
+    kept = L2_SHARE
     if desc.op in STORES:
-        moved = max(moved, stores_us(g, g.numel))
-    slower = FITS_SLOWER if g.table.nbytes <= L2_SHARE else MISSES_SLOWER
+        moved, kept = max(moved, stores_us(g, g.numel)), L2_BYTES  # spread programs reach all of the table all the time
+    slower = FITS_SLOWER if g.table.nbytes <= kept else MISSES_SLOWER
     return LAUNCH_US - SOONER_US + slower * moved
 
 

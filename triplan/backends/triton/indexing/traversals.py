@@ -10,7 +10,7 @@ from dataclasses import replace
 import triton.language as tl
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, power_of_two_in
-from triplan.backends.triton.common.card import L2_SHARE, SMS
+from triplan.backends.triton.common.card import L2_BYTES, SMS
 from triplan.backends.triton.common.fill import fill_launch
 from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, extent_int
 from triplan.backends.triton.indexing import points, traversals_kernels as kernels
@@ -52,12 +52,13 @@ SCATTERED_ATOMICS = 256
 WIDE_STRIPE = 256
 #: Points per program of ``elements_kernel``: four per thread. Untuned.
 ELEMENTS_BLOCK = 512
-#: The same at least, where larger programs would leave multiprocessors idle: one per thread. Untuned.
+#: The same at least, where larger programs would leave multiprocessors idle: one per thread.
 FEWEST_ELEMENTS = 128
 #: Programs that are spread over all points, where they contend for elements of the table: about those that run at a
 #: time. Neighbours would meet more often, and rows that many indices choose would be computed one element at a time.
-#: Untuned.
-SPREAD = 4096
+#: FEWER where rows are shorter than a program: else as many programs would begin at one column. From drawn problems on
+#: an H200, but for products, which are untuned.
+SPREAD, FEWER = 4096, 1024
 
 
 def rows_tile(desc: IndexingDescriptor, point: Point) -> tuple[int, int]:
@@ -111,19 +112,22 @@ def rows_launch(desc: IndexingDescriptor, point: Point, dense: Arg, table: Arg, 
 
 
 def elements_block(g: Geometry, point: Point) -> int:
-    """Points of a program of ``elements_kernel``: fewer where there is less than a program per multiprocessor."""
+    """Points of a program of ``elements_kernel``: fewer where there are less than two programs per multiprocessor."""
     block = point.elements or ELEMENTS_BLOCK
-    while block > FEWEST_ELEMENTS and g.numel <= SMS * block:
+    while block > FEWEST_ELEMENTS and g.numel <= 2 * SMS * block:
         block //= 2
     return block
 
 
-def _meet(g: Geometry) -> bool:
-    """Whether programs that follow each other would write to the few elements of one row of the outer dimensions.
-
-    The L2 cache must hold the whole table: all programs would reach all of it.
-    """
-    return g.full and g.table.is_written and g.table.nbytes <= L2_SHARE
+def _spread(g: Geometry, point: Point, block: int) -> int:
+    """Programs that are spread, where those that follow each other would write to the few elements of one row of the
+    outer dimensions; else 1."""
+    if point.contends:
+        return SPREAD
+    # The L2 cache must hold the whole table: all programs reach all of it.
+    if g.full and g.table.is_written and g.table.nbytes <= L2_BYTES:
+        return FEWER if g.fold[2] < block else SPREAD
+    return 1
 
 
 def elements_launch(
@@ -152,7 +156,7 @@ def elements_launch(
         return tiles_launch(desc, g, tiles, point, args, constexprs, place)
     block = elements_block(g, point)
     programs = -(-g.numel // block)
-    spread = SPREAD if programs > SPREAD and (point.contends or _meet(g)) else 1
+    spread = spread if programs > (spread := _spread(g, point, block)) else 1
     programs = -(-programs // spread) * spread
     wide = programs * block >= I32_LIMIT
     return Launch(
