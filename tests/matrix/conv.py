@@ -103,9 +103,8 @@ def asks(arch: str, desc: Any, entry: str, name: str) -> Patterns:
         return ((r"mma\.sync", VECTORS) if desc.element.itemsize == 2 or desc.math else ()), ()
     found = [COPIES]
     if desc.element.itemsize == 2 or desc.math:
-        found.append(r"wgmma\.mma_async" if arch == "sm90a" else r"mma\.sync")
-    if desc.element is tp.ElementKind.F64 or (desc.math and desc.op == "conv2d_backward_weight"):
-        found.remove(COPIES)  # one stage; wgmma takes pixels of tf32 side by side, so they are transposed on the way
+        turned = desc.math and desc.op == "conv2d_backward_weight"  # wgmma would read pixels side by side
+        found.append(r"wgmma\.mma_async" if arch == "sm90a" and not turned else r"mma\.sync")
     return tuple(found), ()
 
 
