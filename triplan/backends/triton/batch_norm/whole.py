@@ -34,7 +34,7 @@ FEW_ELEMENTS, MOST_WARPS = 4, 8
 #: Tiles of a program at most. Untuned.
 MOST_TILES = 16
 #: Microseconds that a program takes for one tile in both walks, at least, and for each element of a thread. (From drawn
-#: problems on an H200.) Running statistics need one walk; so does a lone tile, which stays in registers.
+#: problems on an H200.) Running statistics need one walk, in which no tile waits; a lone tile stays in registers.
 TILE_US, ELEMENT_US = 2.0, 0.25
 #: Warps of a multiprocessor at a time, by their registers.
 RESIDENT_WARPS = 24
@@ -92,7 +92,8 @@ def rank(desc: BatchNormBackwardDescriptor, target: Target) -> float:
     if again:  # from the L2 cache while the channels of the programs that run at a time fit
         read = sum(moved[o.name] for o in desc.operands() if o.name in moved and not o.is_written)
         us += read / (card.L2_BYTES_PER_US if read <= running * card.L2_BYTES else card.BYTES_PER_US)
-    tile_us = max(TILE_US, ELEMENT_US * found.height * found.block / (32 * found.warps)) / (1 if again else 2)
+    each_us = ELEMENT_US * found.height * found.block / (32 * found.warps) if desc.training else 0.0
+    tile_us = max(TILE_US, each_us) / (1 if again else 2)
     return card.LAUNCH_US + max(running * found.each * tile_us, us)
 
 

@@ -44,9 +44,6 @@ ALONE, SPLIT_ALONE = 1.1, 0.5
 #: How much faster splits are of which only one launch has tiles of several rows, and forward ones of 16 bits
 #: where rows are crossed.
 TURNED_ONCE = 1.35
-#: Elements a microsecond that tiles of several rows access one by one, each in a sector of its own: of operands in
-#: which neither rows nor their neighbours are adjacent, where neighbours are in others.
-APART_PER_US = 6.5e4
 rows_of = fact(Rows)
 
 
@@ -220,12 +217,6 @@ class Entry(ABC):
         held = self.rows.numbered / max(self.rows.groups(tile.rows), 1)  # rows of a tile that exist
         return slowdown * held * tile.block * max(programs / target.sm_count, alone) / per_us
 
-    def apart_us(self) -> float:
-        """Microseconds of elements that tiles of several rows access one by one (see APART_PER_US)."""
-        r = self.rows
-        apart = [o for o in r.operands if r.crossed and not (r.is_along(o) or r.is_adjacent(o))]
-        return sum(o.numel for o in apart) / APART_PER_US
-
     def busy_us(self, programs: int, target: Target) -> float:
         """Microseconds that ``programs`` programs cost beside their traffic."""
         held = max(self.tile.warps, SM_WARPS // SM_PROGRAMS)
@@ -344,8 +335,7 @@ class LoopedRows(Entry):
         per_us = self.several_per_us[2 * self.backward + (not narrow)]
         # With more programs than multiprocessors and up to twice as many, the busiest have two.
         alone = 2.0 if 1 < self.programs() / target.sm_count <= 2 else ALONE if narrow else 1.0
-        us = self.rows.blocks(tile) * self.tiles_us(tile, self.programs(), per_us, target, alone)
-        return max(us, self.apart_us())
+        return self.rows.blocks(tile) * self.tiles_us(tile, self.programs(), per_us, target, alone)
 
 
 class SplitRows(Entry):
@@ -441,7 +431,6 @@ class SplitRows(Entry):
         once |= r.crossed and not self.backward and not wide
         per_us = self.turned_per_us[self.backward * (1 + wide)] * (TURNED_ONCE if once else 1.0)
         busy = self.tiles_us(tile, r.programs(tile, pieces), per_us, target, SPLIT_ALONE)
-        busy = max(busy, busy / 2 + self.apart_us())  # in the last launch, if at all
         return self.merges_apart() * self.later_us() + max(us, self.later_us() + busy)
 
     def arguments(self) -> dict[str, Arg]:

@@ -128,11 +128,6 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         return self.tile
 
     def us(self, target: Target) -> float:
-        us = self.streamed_us(target)
-        return max(us, self.apart_us()) if self.tile.rows > 1 else us
-
-    def streamed_us(self, target: Target) -> float:
-        """``us``, without regard to elements that are accessed one by one."""
         r, tile = self.rows, self.tile
         each = 0.0 if r.vectors else tile.rows * tile.block / (32 * tile.warps)
         if not self.backward:
