@@ -388,6 +388,7 @@ def test_what_the_backward_of_wide_heads_refuses(fields: dict[str, Any], message
         ("tiles", {"head_dim": 264}, "up to 256"),
         ("tiles", {"element": "f64", "mask": "bool"}, "mask of f64"),
         ("large_tiles", {"head_dim": 136}, "up to 128"),
+        ("large_tiles", {"head_dim": 113}, "single elements"),
         ("large_tiles", {"dropout": True}, "dropout"),
         ("large_tiles", {"math": "tf32"}, "products in tf32"),
         ("wgmma", {"causal": True, "element": "bf16"}, "position"),

@@ -195,8 +195,9 @@ def supports(desc: D, programs_of: Callable[[D], int]) -> Support:
 
 
 def is_elementwise(o: Operand) -> bool:
-    """Whether rows must be read element by element: promises are too weak for 16-byte loads."""
+    """Whether rows must be read element by element: promises are too weak for 16-byte loads, or one reaches beyond the
+    head, whose elements have masks of their own then."""
     vector = max(16 // o.element.itemsize, 1)
-    multiple = o.shape[-1] if o.layout.packed else o.layout.stride_multiple
+    step = 0 if o.layout.packed else o.layout.stride_multiple
     unit = o.layout.packed or o.layout.unit_axis == len(o.shape) - 1
-    return not unit or o.alignment < 16 or multiple % vector != 0
+    return not unit or o.alignment < 16 or o.shape[-1] % vector != 0 or step % vector != 0

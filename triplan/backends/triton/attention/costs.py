@@ -64,7 +64,7 @@ def steps_of(desc: AttendingDescriptor, rows: int, others: int, tile: tuple[int,
     if desc.right is not None and desc.window_left is not None:
         met = (desc.window_left + desc.right + 1.0) * desc.queries / max(rows, 1)
     elif desc.queries <= 2 * desc.keys:  # with fewer keys most queries may see all of them
-        met /= 2
+        met *= math.ceil(rows / tile[0]) * tile[0] / max(2 * rows, 1)  # as many tiles, had the last one all its rows
     # Blocks begin and end beyond what the first and the last row of a tile meet.
     mean = min((met + max(tile) / 2) / tile[1], longest)
     return (longest if desc.right is None or desc.window_left is None else mean), mean

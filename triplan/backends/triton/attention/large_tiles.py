@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.attention import arguments, tiles
-from triplan.backends.triton.attention.arguments import Choice, Tile, arithmetic
+from triplan.backends.triton.attention.arguments import Choice, Tile, arithmetic, is_elementwise
 from triplan.backends.triton.attention.entries import pointers_entry
 from triplan.descriptors import AttentionDescriptor
 from triplan.sku import ArchSku, Support, Target
 
-#: The widest head whose accumulators fit registers.
-WIDEST = 128
+#: The widest head whose accumulators fit registers; of elements that are loaded one by one, whose addresses do, too.
+WIDEST, WIDEST_OF_ELEMENTS = 128, 64
 #: The largest found that do not spill registers, by kind of arithmetic and padded width of a head.
 TILES = Choice(
     usual={("parts", 64): (Tile(64, 64, 4, 1, 64),), ("parts", 128): (Tile(64, 32, 4, 2, 64),)}, dropout={}, sm80={}
@@ -29,6 +29,10 @@ def supports(desc: AttentionDescriptor, target: Target) -> Support:
         return Support.no(f"products in {arithmetic(desc)}; it multiplies f32 in parts of bf16")
     if max(desc.head_dim, desc.values) > WIDEST:
         return Support.no(f"heads of {desc.head_dim} and {desc.values} elements; it holds up to {WIDEST}")
+    if max(desc.head_dim, desc.values) > WIDEST_OF_ELEMENTS and any(is_elementwise(desc.operand(n)) for n in "kv"):
+        return Support.no(
+            f"single elements of heads of {desc.head_dim} and {desc.values}: their addresses would spill registers"
+        )
     return arguments.supports(desc, lambda d: tiles.programs_of(d, TILES.of(d)[0]))
 
 
@@ -45,6 +49,8 @@ def rank(desc: AttentionDescriptor, target: Target) -> float:
     supports=supports,
     rank=rank,
     numerics=lambda desc: tiles.numerics(desc, TILES, 1, "large_tiles"),
+    # Before tiles, where one choice must serve all batch sizes: large batches gain more than small ones lose.
+    priority=0,
 )
 def large_tiles(desc: AttentionDescriptor, target: Target) -> list[Launch]:
     # Parts of k and of v take turns at an address in shared memory. If they had two layouts there, ptxas 12.8, which

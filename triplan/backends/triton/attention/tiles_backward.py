@@ -27,8 +27,8 @@ VERSION = 5
 #: As those of the forward op, but operands of a step are loaded before it. Of parts and f64 from a few problems each.
 PACES = {
     "half": Pace(0.75, 0.0, 371.0, loads=2e4),
-    "elements": Pace(3.26, 0.0, 371.0, loads=7.6e3),
-    "wide elements": Pace(3.26, 0.0, 371.0, loads=7.6e3),
+    "elements": Pace(2.0, 0.0, 371.0, loads=7.6e3),
+    "wide elements": Pace(2.0, 0.0, 371.0, loads=7.6e3),
     "tf32": replace(tiles.PACES["tf32"], loads=2e4),
     "parts": Pace(0.0, 0.23, 74.0, together=1.18, loads=4.3e3),
     "scalar": Pace(2.4, 0.7, 14.0, together=1.65),
