@@ -46,11 +46,18 @@ def complete(desc: Any, t: Tensors) -> None:
         write(t["indices"], torch.nn.functional.max_pool2d(torch.rand_like(t["dx"]), *how, return_indices=True)[1])
 
 
+def _planes(x: Tensor) -> Tensor:
+    """``x``; if it has one channel, with the stride of images for that of channels: torch's kernel takes this for the
+    step from one plane to the next, whatever it is."""
+    n, _, *at = x.stride()
+    return x.as_strided(x.shape, (n, n, *at), x.storage_offset()) if x.shape[1] == 1 else x
+
+
 def peers(desc: Any) -> dict[str, Peer]:
     aten: Any = torch.ops.aten
     if "adaptive" in desc.op:
         calls: dict[str, Peer] = {
-            "adaptive_avg_pool2d": lambda t: {"out": aten._adaptive_avg_pool2d(t["x"], desc.out_size)},
+            "adaptive_avg_pool2d": lambda t: {"out": aten._adaptive_avg_pool2d(_planes(t["x"]), desc.out_size)},
             "adaptive_avg_pool2d_backward": lambda t: {"dx": aten._adaptive_avg_pool2d_backward(t["dout"], t["dx"])},
         }
         return {"torch": calls[desc.op]}
