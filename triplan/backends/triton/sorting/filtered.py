@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
+from math import log2
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_two_in
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US, SM_BYTES_PER_US
@@ -57,18 +58,28 @@ ALIGNED = 64
 SPAN = 16384
 #: Programs for each multiprocessor that are worth a division of the rows. Untuned.
 PROGRAMS = 2
-# Fitted to ``bench anywhere sorting``, seeds 1 (H100), 2 and 12 (H200):
-#: Microseconds that a program alone takes besides its reads, and for each of its warps: each step of a bisection waits
-#: for a sum over all of them.
-LATENCY_US, WARP_LATENCY_US = 1.9, 0.45
+# Fitted to ``bench anywhere sorting``, seeds 2, 3, 12 and 51, and to other problems of such sizes, on an H200, by a
+# script that is not published. PROGRAM_US, LATENCY_US and TIES_US are then moved so that short rows are ranked rightly.
 #: Microseconds of a multiprocessor for each program.
-PROGRAM_US = 0.11
+PROGRAM_US = 0.055
 #: Keys that a multiprocessor compares with the first ones of their groups in a microsecond, by bytes of an element.
-SM_KEYS_PER_US = {1: 2700, 2: 2700, 4: 6750, 8: 1800}
-#: Microseconds of a multiprocessor that a warp takes to bisect over 32 bits.
-BISECTION_US = 0.094
-#: Microseconds for each pair of elements that are ranked: of a multiprocessor with many programs, and of one alone.
-PAIR_US, PAIR_ALONE_US = 8.3e-5, 2.7e-4
+SM_KEYS_PER_US = {1: 6200, 2: 6200, 4: 3200, 8: 2850}
+#: Microseconds of a multiprocessor for each step of a bisection: of a warp, which sums and waits at a barrier, and as
+#: many for each 256 elements. Scans and copies of what a second bisection finds take as long as so many steps.
+STEP_US, COPIED_STEPS = 0.0088, 5
+#: Steps that a bisection takes more than if its elements lay evenly: the first one, and the second. As counted for
+#: normally distributed elements.
+UNEVEN_STEPS, UNEVEN_STEPS_AGAIN = 5, 2
+#: Microseconds that a program alone takes besides what follows; and where places decide among equal keys.
+LATENCY_US, TIES_US = 0.15, 0.45
+#: Microseconds of a bisection's step that a program alone waits for, and for each of its warps: a step sums over all.
+STEP_LATENCY_US, WARP_LATENCY_US = 0.028, 0.039
+#: Microseconds that a program alone waits for each read of its groups, and for each block that it keeps elements of, or
+#: reads and stores again: a read, a scan, barriers.
+READ_US, BLOCK_US = 0.18, 0.67
+#: Microseconds for each pair of elements that are ranked: of a multiprocessor with many programs; and for each block of
+#: pairs that one alone waits for.
+PAIR_US, PAIRS_BLOCK_US = 6.9e-5, 0.105
 
 
 @dataclass(frozen=True)
@@ -148,20 +159,31 @@ def rank(desc: Selection, target: Target) -> float:
 
 def filtered_us(desc: Selection, found: list[Stage], target: Target) -> float:
     """Each stage reads its elements once, and finds and ranks what is taken: by bytes, instructions, or latency."""
-    total, sms, itemsize = 0.0, target.sm_count, desc.element.itemsize
-    # Of equal keys, which narrow elements and integers often are, another bisection finds the first.
+    total, itemsize = 0.0, desc.element.itemsize
+    wide = max(itemsize // 4, 1)  # keys of 64 bits are compared in two steps
     has_ties = not desc.element.is_floating_point or itemsize < 4
     for stage in found:
-        programs = desc.rows * stage.parts
-        size, pairs = stage.longest * itemsize, 0 if stage.tile else stage.k**2 * max(itemsize // 4, 1)
-        bisections = 2 if stage.tile else 1
-        # (What follows the second bisection, two scans and a copy, takes about as many instructions.)
-        each = PROGRAM_US + stage.longest / SM_KEYS_PER_US[itemsize] + pairs * PAIR_US
-        each += (2 * bisections - 1) * stage.warps * BISECTION_US * itemsize / 4
-        # (Keys of 64 bits are compared in two steps.)
-        waited_us = LATENCY_US + stage.warps * max(itemsize // 4, 1) * WARP_LATENCY_US
-        alone = size / SM_BYTES_PER_US + (bisections + has_ties) * waited_us + pairs * PAIR_ALONE_US
-        total += LAUNCH_US + max(programs * size / BYTES_PER_US, -(-programs // sms) * each, alone)
+        programs, warps, k = desc.rows * stage.parts, stage.warps, stage.k
+        groups, longest, size = stage.groups, max(stage.longest, 1), stage.longest * itemsize
+        # (Of integers, of which many are often equal, a few steps find the key, and others the place.)
+        steps = log2(groups) + UNEVEN_STEPS
+        each = PROGRAM_US + longest / SM_KEYS_PER_US[itemsize] + steps * (warps + groups / 256) * STEP_US
+        alone = LATENCY_US + has_ties * TIES_US + size / SM_BYTES_PER_US + longest / groups * READ_US
+        alone += stage.capacity / (32 * THREAD_READS * warps) * BLOCK_US
+        if stage.tile:
+            # (No step finds anything among equal keys, as of integers; and where each group is one column, k are kept.)
+            is_spread = desc.element.is_floating_point and longest > groups
+            again = log2(k) + UNEVEN_STEPS_AGAIN if is_spread else 0
+            each += (again + COPIED_STEPS) * (warps + stage.tile / 256) * STEP_US
+            steps += again
+            alone += stage.tile / (32 * THREAD_READS * warps) * BLOCK_US
+        else:
+            kept = k * (1 + k * (1 / groups - 1 / longest) / 2)  # of random columns
+            each += kept**2 * wide * PAIR_US
+            # (Half a block more: the last one is not full.)
+            alone += (kept / OWN + 0.5) * (kept / (WARP_OTHERS * warps) + 0.5) * wide * PAIRS_BLOCK_US
+        alone += steps * (STEP_LATENCY_US + warps * WARP_LATENCY_US)
+        total += LAUNCH_US + max(programs * size / BYTES_PER_US, -(-programs // target.sm_count) * each, alone)
     return total
 
 

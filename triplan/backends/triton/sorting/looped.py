@@ -21,9 +21,9 @@ OWN, OTHERS = 32, 128
 REGISTERS = 80
 #: Bits of the exponent.
 EXPONENTS = {ElementKind.F16: 5, ElementKind.BF16: 8, ElementKind.F32: 8, ElementKind.F64: 11}
-# Fitted to ``bench anywhere sorting``, seeds 1 (H100) and 2 (H200):
-#: Microseconds that a pass takes alone: it waits for reads, sums and a scan.
-PASS_US = 1.3
+# Fitted to ``bench anywhere sorting``, seeds 1 (H100), 2 and 12 (H200):
+#: Microseconds that a pass takes alone, besides reading and counting: it waits for reads, sums and a scan.
+PASS_US = 0.7
 #: Microseconds of a multiprocessor with many programs for each pass of one.
 SM_PASS_US = 0.067
 #: Keys whose digits one multiprocessor counts in a microsecond: a histogram compiles to about 100 instructions a key.
@@ -46,8 +46,9 @@ def rank(desc: Selection, target: Target) -> float:
     passes, size = digits_of(desc) + 1, desc.element.itemsize
     pairs = desc.k**2 if isinstance(desc, TopKDescriptor) else 0
     block = block_of(desc)[0]
-    each = passes * (SM_PASS_US + -(-desc.n // block) * block / SM_DIGITS_PER_US) + pairs * PAIR_US
-    alone = passes * (PASS_US + desc.n * size / SM_BYTES_PER_US) + pairs * PAIR_ALONE_US
+    counted_us = -(-desc.n // block) * block / SM_DIGITS_PER_US
+    each = passes * (SM_PASS_US + counted_us) + pairs * PAIR_US
+    alone = passes * (PASS_US + desc.n * size / SM_BYTES_PER_US + counted_us) + pairs * PAIR_ALONE_US
     return LAUNCH_US + max(alone, -(-desc.rows // target.sm_count) * each)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log2
 from typing import Any
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_two_in
@@ -41,10 +42,15 @@ STEPS = 32
 GROUP = 4
 #: The longest rows: published counts have 30 bits, beside two that say what they count.
 MOST = 2**30 - 1
-#: Elements that a multiprocessor orders within tiles in a microsecond, beside what moving them takes; and microseconds
-#: of a pass that a tile alone waits for (ticket, reads, barriers of its order, counts of earlier tiles). Fitted to
-#: ``bench anywhere sorting``, seeds 1, 2, 3 and 51, on an H200, by a script that is not published.
-SM_ORDERED_PER_US, PASS_US = 1900, 5.4
+# Fitted to ``bench anywhere sorting``, seeds 2, 3, 12 and 51, on an H200, by a script that is not published:
+#: Elements that a multiprocessor orders within tiles in a microsecond, beside what moving them takes.
+SM_ORDERED_PER_US = 1900
+#: Microseconds of a pass that a tile alone waits for (ticket, reads, barriers of its order); and for each element of a
+#: thread: the next one waits for its warp's counters.
+PASS_US, ITEM_US = 2.0, 0.176
+#: Microseconds for each doubling of the tiles of a row, which begin together: one that looks back meets tiles that do
+#: not know yet what is before them.
+LOOK_BACK_US = 1.0
 
 
 def passes_of(desc: Ordered) -> int:
@@ -72,7 +78,8 @@ def rank(desc: Ordered, target: Target) -> float:
     numel = desc.rows * tiles_of(desc) * tile_of(desc)
     read = numel * desc.element.itemsize / BYTES_PER_US
     moved = numel * 2 * (max(desc.element.itemsize, 4) + 4) / BYTES_PER_US
-    ordered = max(numel / (target.sm_count * SM_ORDERED_PER_US), PASS_US)
+    alone = PASS_US + ITEMS[desc.element.itemsize] * ITEM_US + log2(max(tiles_of(desc), 1)) * LOOK_BACK_US
+    ordered = max(numel / (target.sm_count * SM_ORDERED_PER_US), alone)
     return (passes_of(desc) + 3) * LAUNCH_US + read + passes_of(desc) * (moved + ordered)
 
 
