@@ -46,7 +46,7 @@ def complete(desc: Any, t: Tensors) -> None:
         write(t["indices"], torch.nn.functional.max_pool2d(torch.rand_like(t["dx"]), *how, return_indices=True)[1])
 
 
-def _planes(x: Tensor) -> Tensor:
+def _planes(x: torch.Tensor) -> torch.Tensor:
     """``x``; if it has one channel, with the stride of images for that of channels: torch's kernel takes this for the
     step from one plane to the next, whatever it is."""
     n, _, *at = x.stride()

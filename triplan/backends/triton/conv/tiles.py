@@ -27,8 +27,8 @@ TERAFLOPS = {
     MathPrecision.F32: {ArchSku.SM90A: 25.0, ArchSku.SM80: 8.0},
     MathPrecision.F64: {ArchSku.SM90A: 25.0, ArchSku.SM80: 8.0},
 }
-#: How much of that rate the gradient of weight reaches in tf32, whose factors mma.sync reads across. From drawn problems
-#: on an H200.
+#: How much of that rate the gradient of weight reaches in tf32, as mma.sync reads its factors across. From drawn
+#: problems on an H200.
 TURNED_RATE = 0.8
 #: How many times as long products take whose factors are read element by element, by their bytes. Of f64 from drawn
 #: problems on an H200, otherwise untuned.
