@@ -163,6 +163,10 @@ def test_descriptors_refuse() -> None:
             tp.MaxPool2dDescriptor(**{**sizes, **fields})
     with pytest.raises(tp.Unsupported, match="it counts fewer than"):
         tp.plan(tp.AvgPool2dDescriptor(**{**sizes, "batch": 1 << 28}, kernel=(1, 1)), target=H200)
+    # One window of 2**32 elements, by which the gradient is divided.
+    side = {"kernel": (1 << 16, 1 << 16), "stride": (1 << 16, 1 << 16), "padding": (1 << 15, 1 << 15)}
+    with pytest.raises(tp.Unsupported, match="it counts fewer than"):
+        tp.plan(tp.AvgPool2dBackwardDescriptor(**{**sizes, "height": 1, "width": 1}, **side), target=H200)
 
 
 @pytest.mark.parametrize("element", ["bf16", "f32"])
@@ -260,6 +264,19 @@ def test_many_windows_of_known_strides(
     written = desc.operands()[-1].name
     strides: Any = windows.image(desc, written)[f"{written}_strides"]
     assert [s is None or s.wide for s in strides] == [axis == order[-1] for axis in range(4)]
+    assert check_plan(plan, runs=1).compared
+
+
+@pytest.mark.parametrize(("where", "kernel"), places("windows"))
+@pytest.mark.parametrize("op", OPS)
+def test_orders_that_end_with_an_axis_of_one_element(op: str, where: str, kernel: str | None) -> None:
+    """The layout's unit axis moves nothing: the one before it is adjacent."""
+    how = {"out_size": (1, 2)} if "adaptive" in op else {"kernel": (1, 3), "padding": (0, 1)}
+    desc = tp.descriptor_types()[op](batch=2, channels=3, height=1, width=5, element="f32", **how)
+    order = tp.Layout.strided(order=(0, 3, 1, 2))
+    desc = desc.replace(layouts={o.name: order for o in desc.operands()})
+    assert windows.tile(desc).last
+    plan = tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel))
     assert check_plan(plan, runs=1).compared
 
 

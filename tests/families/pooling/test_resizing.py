@@ -114,6 +114,17 @@ def test_positions_of_long_axes(
             assert check_plan(plan, runs=1, passes=("unit",)).compared
 
 
+@pytest.mark.parametrize(("where", "kernel"), places("pixels"))
+@pytest.mark.parametrize("element", ["f32", "f64"])
+@pytest.mark.parametrize("op", OPS)
+def test_positions_beyond_32_bits(op: str, element: str, where: str, kernel: str | None) -> None:
+    """They are those of the last pixel."""
+    sizes: dict[str, Any] = {"batch": 1, "channels": 2, "height": 4, "width": 5, "out_size": (6, 9)}
+    desc = tp.descriptor_types()[op](**sizes, element=element, scale=(2.0**-31, 2.0**-30))
+    plan = tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel))
+    assert check_plan(plan, runs=1, passes=("unit",)).compared
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("mode", MODES)
 def test_special_values(dtype: torch.dtype, mode: str) -> None:

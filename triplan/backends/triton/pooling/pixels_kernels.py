@@ -24,8 +24,10 @@ def source(at, step, extent, LINEAR: tl.constexpr, CENTERS: tl.constexpr, POSITI
     s = s * step
     if LINEAR and CENTERS:
         s = tl.maximum(s - 0.5, 0.0)
-    i = tl.minimum(s.to(tl.int32), extent - 1)  # s is not negative: this is its floor, in one instruction
-    return i, tl.where(i < extent - 1, s - i.to(POSITION), 0.0)
+    # The minimum comes first: s may be beyond 32 bits. It is not negative, so that the integer is its floor.
+    s = tl.minimum(s, (extent - 1).to(POSITION))
+    i = s.to(tl.int32)
+    return i, s - i.to(POSITION)
 
 
 @jit

@@ -117,9 +117,7 @@ class Tile(NamedTuple):
 
 def _unit_axis(o: Operand) -> int | None:
     """The axis of more than one element along which ``o`` is contiguous."""
-    if o.layout.packed:
-        return max((axis for axis, n in enumerate(o.shape) if n > 1), default=None)
-    return o.layout.unit_axis
+    return next((axis for axis, stride in enumerate(known_strides(o, 4)) if stride == 1), None)
 
 
 def _lanes(o: Operand, channels: int) -> int:
@@ -281,7 +279,7 @@ def supports(desc: PoolProblem, target: Target) -> Support:
     if isinstance(desc, WindowsProblem):
         axes = zip(desc.kernel, desc.dilation, desc.stride, desc.padding, desc.out_extents, strict=True)
         reach = [max(k * d, s * (m + 1), s + p) for k, d, s, p, m in axes]
-    plane = max(desc.height * desc.width, _steps(desc), getattr(desc, "divisor", 0))
+    plane = max(desc.height * desc.width, _steps(desc), math.prod(_span(desc)), getattr(desc, "divisor", 0))
     largest = max(_pixels(desc), plane, desc.channels, *products, *reach)
     if largest >= MOST:
         return Support.no(f"{largest} pixels or positions; it counts fewer than {MOST}")
