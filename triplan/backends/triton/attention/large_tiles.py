@@ -16,7 +16,8 @@ from triplan.sku import ArchSku, Support, Target
 
 #: The widest head whose accumulators fit registers; of elements that are loaded one by one, whose addresses do, too.
 WIDEST, WIDEST_OF_ELEMENTS = 128, 64
-#: The largest found that do not spill registers, by kind of arithmetic and padded width of a head.
+#: By kind of arithmetic and padded width of a head. On sm90a they spill up to 180 bytes where heads have 64 to 100
+#: elements, and more with masks of heads of 128; without masks they were faster than ``tiles`` all the same on an H200.
 TILES = Choice(
     usual={("parts", 64): (Tile(64, 64, 4, 1, 64),), ("parts", 128): (Tile(64, 32, 4, 2, 64),)}, dropout={}, sm80={}
 )
