@@ -156,7 +156,8 @@ def elements_launch(
         return tiles_launch(desc, g, tiles, point, args, constexprs, place)
     block = elements_block(g, point)
     programs = -(-g.numel // block)
-    spread = spread if programs > (spread := _spread(g, point, block)) else 1
+    spread = _spread(g, point, block)
+    spread = spread if programs > spread else 1
     programs = -(-programs // spread) * spread
     wide = programs * block >= I32_LIMIT
     return Launch(
