@@ -21,9 +21,6 @@ from triplan.backends.triton.common import card
 from triplan.descriptors.attention import AttendingDescriptor
 from triplan.sku import Target
 
-#: Operations per microsecond in 1 TFLOP/s.
-TERA_PER_US = 10**6
-
 
 @dataclass(frozen=True, slots=True)
 class Pace:
@@ -78,7 +75,7 @@ def launch_us(
     ``steps``: of the longest and the mean tile. ``operations``, ``nbytes``: floating-point operations of a step, and
     bytes that it loads.
     """
-    step_us = pace.step_us + operations * card.SMS / (pace.teraflops * TERA_PER_US) + nbytes / pace.loads
+    step_us = pace.step_us + operations * card.SMS / (pace.teraflops * card.TERA_PER_US) + nbytes / pace.loads
     longest, mean = (pace.begin_us + n * step_us for n in steps)
     busiest = math.ceil(tiles / target.sm_count) * mean / pace.together
     return card.LAUNCH_US + pace.start_us + max(longest, busiest)

@@ -97,7 +97,7 @@ def rank(desc: Conv2dProblem, target: Target) -> float:
     d, programs = _division(desc), _programs(desc)
     steps = d.each // DEPTH
     flops = 2.0 * programs * steps * DEPTH * d.m * d.n
-    work = max(flops / (TERAFLOPS * 1e6) * max(target.sm_count / programs, 1.0), steps * STEP_US)
+    work = max(flops / (TERAFLOPS * card.TERA_PER_US) * max(target.sm_count / programs, 1.0), steps * STEP_US)
     launches = 2 if d.parts > 1 else 1
     moved = 8 * desc.operand("dweight").numel * d.parts
     beside = launches * card.LAUNCH_US + WAIT_US + moved / card.BYTES_PER_US

@@ -60,8 +60,6 @@ STEP_US = {False: 0.5, True: 1.0}
 #: Microseconds of one multiprocessor for a step of narrow tiles of 2 bytes, and bytes that it then reads in each; how
 #: many times as long steps take that mask channels. On an H100, of 16 to 48 channels.
 NARROW_US, READ_PER_US, MASKED = 0.13, 7.9e4, 1.6
-#: Operations per microsecond in 1 TFLOP/s.
-TERA_PER_US = 10**6
 #: Programs that keep any card busy, and parts of the gradient of weight at most. Untuned.
 BUSY_PROGRAMS = 528
 MOST_PARTS = 128
@@ -278,7 +276,7 @@ class Tiles:
             rate *= min(tile.m, 64) / 64
             if shared.of_weight(desc) and desc.multiplicands is MathPrecision.TF32:
                 rate *= TURNED_RATE
-        work = 2.0 * products / (rate * TERA_PER_US)
+        work = 2.0 * products / (rate * card.TERA_PER_US)
         apart = [o.name for o in shared.channels_apart(desc) if not o.is_written]
         if apart and not (apart == ["weight"] and by_fma(desc) and along_features(desc)):
             work *= min(SCATTERED[desc.element.itemsize], SCATTERED_SUMS if shared.of_weight(desc) else math.inf)

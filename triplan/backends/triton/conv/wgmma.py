@@ -18,9 +18,7 @@ from triplan.backends.triton.conv.wgmma_kernels import conv2d_wgmma_kernel
 from triplan.backends.triton.conv.wgmma_rows_kernels import conv2d_rows_wgmma_kernel
 from triplan.backends.triton.conv.wgmma_tiles import (
     CHANNELS,
-    ENDING,
     RESULT_US,
-    ROWS_PER_US,
     Part,
     Tile,
     depth_of,
@@ -111,13 +109,13 @@ def _weight_us(desc: Conv2dProblem) -> float:
     read = d.rows * _filling(desc.filters, d.rows * d.tiles_filters) + d.columns * _filling(desc.channels, blocks)
     # No two tiles read the same boxes at one time, so that all of these come through the L2 cache.
     cached = min(d.shares, card.SMS) * tile.step_bytes / card.L2_BYTES_PER_US
-    step_us = max(_step_us(desc, tile), PIXELS * read / ROWS_PER_US, cached)
+    step_us = max(_step_us(desc, tile), PIXELS * read / card.TMA_ROWS_PER_US, cached)
     return SUMS_US + _busy_us(d, tile, step_us, shared.moved(desc))
 
 
 def _filling(n: int, blocks: float) -> float:
     """How many times as long ``blocks`` blocks take as whole ones, if there are ``n`` channels; on average."""
-    return 1.0 + (ENDING[1] - 1.0) * (1.0 - n // CHANNELS / blocks)
+    return 1.0 + (card.TMA_ENDING[1] - 1.0) * (1.0 - n // CHANNELS / blocks)
 
 
 # --- which problems ---

@@ -18,16 +18,12 @@ CHANNELS = 64
 #: Narrow blocks, and the most channels for which they take less time where others end half empty (H100).
 NARROW, MOST_NARROW = 32, 160
 #: Microseconds of one multiprocessor for a product of 64 by 64 by 64 (of tf32: by 32), and for each 64 by 64 results of
-#: a tile, of 2 bytes, beside its products; rows of blocks that it reads in a microsecond while all do. (Boxes of the
-#: result, which no other reads at the same time, come as fast as if it were alone.) Fitted by hand on an H200 and an
-#: H100.
-STEP_US, RESULT_US, ROWS_PER_US = 0.074, 0.45, 780.0
+#: a tile, of 2 bytes, beside its products. (Boxes of the result, which no other reads at the same time, come as fast as
+#: if it were alone.) Fitted by hand on an H200 and an H100.
+STEP_US, RESULT_US = 0.074, 0.45
 #: As RESULT_US, of tiles whose taps share rows, of 2 bytes: their results are stored during the next products. From 32
 #: to 128 channels on an H200.
 HELD_US = 0.39
-#: How many times as long boxes take whose channels end within a block, as TMA fills them with zeros: behind a sector of
-#: the cache, or within one. Fitted by hand on an H100.
-ENDING = (1.5, 2.5)
 #: Bytes that a multiprocessor reads from the L2 cache in a microsecond, if the problem is small. From drawn problems on
 #: an H200.
 CACHED_BYTES_PER_US = 1e5
@@ -91,7 +87,7 @@ class Tile:
         # wgmma reads each pixel from shared memory, which takes no less time for fewer features.
         few = max(CHANNELS / self.features, 1.0) if self.taps > 1 else 1.0
         products = STEP_US * self.taps * self.blocks * few * self.width / CHANNELS
-        return max(products, self.step_bytes / (2 * self.width) / ROWS_PER_US)
+        return max(products, self.step_bytes / (2 * self.width) / card.TMA_ROWS_PER_US)
 
     @property
     def columns(self) -> int:
@@ -172,7 +168,7 @@ def waves_us(desc: Conv2dProblem, part: Part, multiprocessors: int, cached: bool
     whole, rest = divmod(reduced(desc), depth_of(desc))
     pixels = tile.rows * (tile.pixels + tile.reach * tile.box[2])
     read = 2 * tile.width * pixels / (CACHED_BYTES_PER_US if cached else card.SM_BYTES_PER_US)
-    ending = ENDING[rest * desc.element.itemsize % card.SECTOR > 0]
+    ending = card.TMA_ENDING[rest * desc.element.itemsize % card.SECTOR > 0]
     each = desc.taps / (launches_of(desc) * tile.taps)  # steps of a block of channels: the first reads from memory
     steps = whole * (min(each, 1.0) * max(tile.step_us, read) + max(each - 1.0, 0.0) * tile.step_us)
     steps += each * max(tile.step_us, read * ending) if rest else 0.0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 from triplan.backends.runtime.launch import Arg, Copy, Int, Launch, Scratch
-from triplan.backends.triton.common.card import OVERLAPPED_LAUNCH_US
+from triplan.backends.triton.common.card import COPIED_BYTES_PER_US, OVERLAPPED_LAUNCH_US
 from triplan.backends.triton.common.copied import on_copies
 from triplan.backends.triton.common.copied_kernels import matrix_copy_kernel
 from triplan.backends.triton.common.offsets import bits, divisor, padded_bytes
@@ -23,10 +23,9 @@ D = TypeVar("D", bound=MultiplyingDescriptor)
 ROWS, COLUMNS = 32, 128
 #: The same where ``turned``.
 TURNED_ROWS, TURNED_COLUMNS = 64, 64
-#: Bytes per microsecond that a copy reads and writes: 464 MB of 16-bit elements with odd rows in 196 us on an H200.
-COPY_BYTES_PER_US = 2.3e6
-#: The same of a C that is copied out of the workspace: where its rows begin anywhere they are written one element at a
-#: time; of a column-major one; and of one without unit stride. From 0.8 to 2.6 GB of 16-bit elements on H100 and H200.
+#: Bytes per microsecond of a C that is copied out of the workspace: where its rows begin anywhere they are written one
+#: element at a time; of a column-major one; and of one without unit stride. From 0.8 to 2.6 GB of 16-bit elements on
+#: H100 and H200.
 OUT_BYTES_PER_US, TURNED_OUT_BYTES_PER_US, STRAY_OUT_BYTES_PER_US = 1.75e6, 1.35e6, 0.75e6
 #: The first of a C of at most so many bytes, about half of which the L2 cache holds. From 10 to 100 MB on an H200.
 HELD_BYTES, HELD_OUT_BYTES_PER_US = 100 << 20, 2.3e6
@@ -92,7 +91,7 @@ class MatrixCopy(NamedTuple):
     @property
     def cost_us(self) -> float:
         """Estimated microseconds."""
-        rate = COPY_BYTES_PER_US
+        rate = COPIED_BYTES_PER_US
         if self.operand.is_written:
             stray = unit_axis(self.operand) is None
             rate = HELD_OUT_BYTES_PER_US if self.operand.nbytes <= HELD_BYTES else OUT_BYTES_PER_US

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from triplan.backends.triton.common.card import TERA_PER_US, TMA_ENDING, TMA_ROWS_PER_US
 from triplan.backends.triton.common.meeting_kernels import EPOCH
 from triplan.backends.triton.gemm.arguments import GROUP_M
 from triplan.backends.triton.gemm.matrices import is_row_major
@@ -86,10 +87,6 @@ class Ring:
         return self.accumulators <= most and staged and self.shared_bytes(desc.out.itemsize) <= target.shared_memory
 
 
-#: Operations or bytes per microsecond in 1 TFLOP/s or 1 TB/s.
-TERA_PER_US = 10**6
-
-
 class Rates(NamedTuple):
     """What a ring reaches.
 
@@ -152,9 +149,6 @@ LOWER_SQUARES = 1.25
 #: Extent of k from which on the programs of a persistent kernel meet at each tile. Shorter tiles lose more by waiting
 #: than they find in L2. Set by hand, from products on an H100 of k = 512 to 13824, which no sweep has.
 MEETING_K = 2048
-#: Rows of B that TMA reads in a microsecond into one multiprocessor where they end within a block, which it fills with
-#: zeros. As the kernels of convolution have it: ``ROWS_PER_US`` and ``ENDING`` of ``conv/wgmma_tiles.py``.
-FILLED_ROWS_PER_US = 780 / 2.5
 #: By how much one multiprocessor multiplies faster alone: the card's power is shared.
 ALONE_SPEEDUP = 0.48
 #: By how much operands stream slower where none of a tile's rows lie within A.
@@ -228,8 +222,8 @@ def ring_us(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> float:
     within = min(desc.m / ring.m, 1.0)
     memory = nbytes / (_rates(ring).stream * TERA_PER_US * (1 - OUTSIDE_SLOWDOWN * (1 - within)))
     filled = 0.0
-    if desc.n % ring.buffer_columns and is_row_major(desc.operand("b")):  # by the last tile of a row of tiles
-        filled = waves * desc.k / FILLED_ROWS_PER_US / -(-desc.n // ring.n)
+    if desc.n % ring.buffer_columns and is_row_major(desc.operand("b")):  # rows of B end in the last tile of a row
+        filled = waves * desc.k * TMA_ENDING[1] / TMA_ROWS_PER_US / -(-desc.n // ring.n)
     return FIXED_US[ring.specialised] + combined(compute, memory, filled, power=LIMITS_POWER)
 
 

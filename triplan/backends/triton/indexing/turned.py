@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_two_in
-from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US, MAX_THREAD_REGISTERS
+from triplan.backends.triton.common.card import BYTES_PER_US, COPIED_BYTES_PER_US, LAUNCH_US, MAX_THREAD_REGISTERS
 from triplan.backends.triton.common.copied_kernels import matrix_copy_kernel
 from triplan.backends.triton.common.offsets import I32_LIMIT, bits, ceil_power, extents, padded
 from triplan.backends.triton.common.strides import axis_strides
@@ -20,8 +20,6 @@ from triplan.descriptors import PACKED, packed_strides
 #: Time of a sum relative to packed contributions, where each element is in a sector of its own. From 1.2 GB of f32 in
 #: ``bench anywhere indexing --seed 3`` on an H200.
 ACROSS = 6.5
-#: Bytes per microsecond that a copy reads and writes: those of gemm's copies. Untuned.
-COPIED_BYTES_PER_US = 2.3e6
 #: Elements of a tile and its longest side, in 8 warps. Those of ``transposed`` of the copies.
 ELEMENTS, SIDE = 4096, 64
 WARPS = 8
