@@ -14,7 +14,7 @@ from triplan.backends.triton.attention.entries import pointers_entry
 from triplan.descriptors import AttentionDescriptor
 from triplan.sku import ArchSku, Support, Target
 
-#: The widest head whose accumulators fit registers; of elements that are loaded one by one, whose addresses do, too.
+#: The widest head: of a wider one, or of one of elements that are loaded one by one, far more would spill than below.
 WIDEST, WIDEST_OF_ELEMENTS = 128, 64
 #: By kind of arithmetic and padded width of a head. On sm90a they spill up to 180 bytes where heads have 64 to 100
 #: elements, and more with masks of heads of 128; without masks they were faster than ``tiles`` all the same on an H200.
