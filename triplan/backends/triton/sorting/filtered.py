@@ -78,7 +78,7 @@ STEP_LATENCY_US, WARP_LATENCY_US = 0.028, 0.039
 #: reads and stores again: a read, a scan, barriers.
 READ_US, BLOCK_US = 0.18, 0.67
 #: Microseconds for each pair of elements that are ranked: of a multiprocessor with many programs; and for each block of
-#: pairs that one alone waits for.
+#: pairs that one alone waits for, set by hand, so that select agrees with the measured times.
 PAIR_US, PAIRS_BLOCK_US = 6.9e-5, 0.105
 
 
@@ -213,6 +213,7 @@ def buffers_of(desc: Selection, found: list[Stage]) -> Buffers:
 
 
 def workspace(desc: Selection, target: Target) -> int:
+    """Up to where the last stage would store: it stores to the results."""
     *_, last = found = stages(desc, target)
     return buffers_of(desc, found).taken[-1][0] if desc.rows * last.k else 0
 
