@@ -162,7 +162,8 @@ class MaxPool2dDescriptor(MaxProblem, PlannedBy["MaxPool2dPlan"]):
 class MaxPool2dBackwardDescriptor(MaxProblem, PlannedBy["MaxPool2dBackwardPlan"]):
     """``dx[n, c, h, w]``, the sum of ``dout`` over the windows that contain the element and whose ``indices`` name it.
 
-    ``indices`` are those of max_pool2d. An index that names no element of its own window is ignored.
+    ``indices`` are those of max_pool2d: each names an element of its own window, or is -1 and ignored. Whether another
+    index is ignored, or its ``dout`` added to the element that it names, is not defined.
     """
 
     op: Literal["max_pool2d_backward"] = "max_pool2d_backward"
