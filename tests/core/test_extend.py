@@ -76,6 +76,12 @@ def test_a_mistake_is_named(changes: dict[str, Any], said: str) -> None:
         chosen(**{**good, **changes})
 
 
+def test_an_operand_names_what_it_overwrites_in_a_tuple() -> None:
+    """In a string every part of a name would be found."""
+    with pytest.raises(tp.InvalidProblem, match="over = 'x0'; a tuple of names is wanted"):
+        tp.Operand("out", tp.Role.OUTPUT, tp.ElementKind.F32, over="x0")  # type: ignore[arg-type]
+
+
 def test_a_reference_returns_the_outputs_that_are_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 

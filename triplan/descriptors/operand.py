@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from triplan.descriptors.layout import PACKED, Layout
+from triplan.errors import InvalidProblem, shown
 from triplan.sku import ElementKind
 
 __all__ = ["Operand", "OperandKind", "Role"]
@@ -66,6 +67,10 @@ class Operand:
     index_extents: tuple[int, ...] = ()
     layout: Layout = PACKED
     over: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.over, str):  # in which every part of a name would be found
+            raise InvalidProblem(f"operand {shown(self.name)}: over = {shown(self.over)}; a tuple of names is wanted")
 
     @property
     def is_tensor(self) -> bool:
