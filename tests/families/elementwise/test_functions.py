@@ -123,6 +123,29 @@ def test_promotion(dtype: torch.dtype, other: Any) -> None:
         torch.testing.assert_close(got, expected)
 
 
+#: These promote bools with other dtypes, or compute them, where torch wants one dtype or its kernels lack bool.
+TAKE_BOOLS = ("addcdiv", "addcmul", "clamp", "lerp")
+
+
+@pytest.mark.parametrize("name", [n for n in ONE if n != "glu"])
+def test_bools_are_refused_where_torch_refuses_them(name: str) -> None:
+    given = [torch.ones(3, dtype=d) for d in (torch.bool, torch.int64, torch.float32)]
+    theirs = getattr(torch.nn.functional if name in activations.__all__ else torch, name)
+
+    def refuses(function: Any, args: tuple[Any, ...]) -> bool:
+        try:
+            function(*args)
+        except RuntimeError:
+            return True
+        return False
+
+    for x, y, z in itertools.product(given, [*given, True] if name == "sub" else given, given):
+        args = arguments(name, x, y, z)
+        if any(a is True or (isinstance(a, Tensor) and a.dtype is torch.bool) for a in args):
+            is_refused = refuses(theirs, args)
+            assert refuses(getattr(F, name), args) == is_refused or (is_refused and name in TAKE_BOOLS)
+
+
 @pytest.mark.parametrize("alpha", [0, 2, 0.5])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.float16], ids=str)
 def test_alpha_promotes_nothing(dtype: torch.dtype, alpha: float) -> None:

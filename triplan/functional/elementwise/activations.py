@@ -33,7 +33,9 @@ def _gelu(input: Tensor, approximate: str) -> tuple[Any, ...]:
 
 
 def _typed(op: str, input: Tensor, *numbers: float) -> tuple[Any, ...]:
-    """``numbers`` as integers where ``input`` has them, as torch converts them."""
+    """``numbers`` as integers where ``input`` has them, as torch converts them; it refuses bools."""
+    if input.dtype is torch.bool:
+        raise NotImplementedError(f"{op}(): {op} does not take bool")
     return (op, input, *(numbers if input.is_floating_point() else map(int, numbers)))
 
 
@@ -70,9 +72,9 @@ def _gated(op: str, input: Tensor, other: Tensor | None) -> tuple[Any, ...] | Te
     return _halves(op, input, -1) if other is None else (op, input, other)
 
 
-relu = function("relu", inplace=True)
-relu_ = in_place("relu")
-relu6 = function("relu6", inplace=True)
+relu = function("relu", lambda input: _typed("relu", input), inplace=True)
+relu_ = in_place("relu", lambda input: _typed("relu", input))
+relu6 = function("relu6", lambda input: _typed("relu6", input), inplace=True)
 leaky_relu = function("leaky_relu", floats=True, inplace=True)
 leaky_relu_ = in_place("leaky_relu")
 elu = function("elu", lambda input, alpha=1.0: ("elu", input, alpha), floats=True, inplace=True)
@@ -98,7 +100,7 @@ threshold_ = in_place("threshold", lambda input, threshold, value: _typed("thres
 gelu = function("gelu", lambda input, approximate="none": _gelu(input, approximate), floats=True)
 hardshrink = function("hardshrink", floats=True)
 softshrink = function("softshrink", floats=True)
-tanhshrink = function("tanhshrink", out=False)
+tanhshrink = function("tanhshrink", lambda input: _typed("tanhshrink", input), out=False)
 softplus = function("softplus", floats=True)
 softsign = function("softsign", out=False)
 logsigmoid = function("logsigmoid", floats=True)

@@ -58,6 +58,8 @@ def _promoted(input: Any, *others: Any) -> tuple[Any, ...]:
 
 def _scaled(op: str, input: Any, other: Any, alpha: Any) -> tuple[Any, ...]:
     given = [o.dtype if isinstance(o, Tensor) else torch.tensor(o).dtype for o in (input, other)]
+    if op == "sub" and torch.bool in given:  # also of one bool, which promotion would make a number
+        raise NotImplementedError("sub(): sub does not take bool")
     if isinstance(alpha, bool) and any(d is not torch.bool for d in given):
         raise RuntimeError("Boolean alpha only supported for Boolean results.")
     if isinstance(alpha, float) and not any(d.is_floating_point for d in given):
