@@ -11,6 +11,8 @@ import torch
 from triplan.errors import shown
 
 Tensor = torch.Tensor
+#: What a number of Python is, also while torch.compile traces a call.
+NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 # Untyped in torch.
 _check: Callable[..., None] = torch._check
 broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
@@ -30,6 +32,15 @@ def require(condition: Any, message: Callable[[], str]) -> None:
 def integer(value: Any) -> Any:
     """The int that ``value`` stands for, as numpy's integers do; others unchanged."""
     return value if isinstance(value, (int, torch.SymInt)) or not hasattr(value, "__index__") else index(value)
+
+
+def plain_number(value: Any) -> Any:
+    """Of a number of numpy, or in a tensor, that of Python: its type says the result's."""
+    if isinstance(value, NUMBERS) or not hasattr(value, "item"):
+        return value
+    found = value.item()
+    # torch takes numpy's bool for a float.
+    return float(found) if isinstance(found, bool) and not isinstance(value, Tensor) else found
 
 
 def axis(dim: int, rank: int) -> int:

@@ -9,6 +9,7 @@ import itertools
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cases.functional import DEVICES
@@ -144,6 +145,26 @@ def test_bools_are_refused_where_torch_refuses_them(name: str) -> None:
         if any(a is True or (isinstance(a, Tensor) and a.dtype is torch.bool) for a in args):
             is_refused = refuses(theirs, args)
             assert refuses(getattr(F, name), args) == is_refused or (is_refused and name in TAKE_BOOLS)
+
+
+@pytest.mark.parametrize(
+    "number", [np.float32(2.5), np.float64(2.5), np.int64(3), np.uint8(3), np.bool_(True)], ids=repr
+)
+def test_numbers_of_numpy_are_numbers(number: Any) -> None:
+    with replays_on_cpu() as answers:
+        for x in (torch.arange(4), torch.arange(4.0)):
+            for _ in range(3):
+                for n in (number, type(number)(0), number):
+                    same(F.mul(x, n), torch.mul(x, n))
+                    same(F.pow(x, n), torch.pow(x, n))
+                    same(F.mul_(x * 1.0, n), torch.mul(x * 1.0, n))
+                    same(F.add(x * 1.0, 1, alpha=n), torch.add(x * 1.0, 1, alpha=n))
+                    same(F.expression(lambda a, b: a * b, x, n), torch.mul(x, n))
+    assert any(answers)
+    with pytest.raises(RuntimeError, match="negative integer powers"):
+        F.pow(torch.arange(4), np.int64(-1))
+    with pytest.raises(TypeError, match="a Tensor or a number, not ndarray"):
+        F.mul(torch.arange(4), np.ones(4))
 
 
 @pytest.mark.parametrize("alpha", [0, 2, 0.5])

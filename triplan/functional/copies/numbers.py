@@ -12,6 +12,7 @@ from triplan.facade import ArangePlan, FillPlan
 from triplan.functional._ops import Op
 from triplan.functional._plans import run
 from triplan.functional._replay.replay import replayed
+from triplan.functional._shapes import plain_number
 from triplan.functional._sharding import unsummed
 from triplan.functional.copies.conversions import overwrite
 from triplan.functional.copies.engine import MAX_RANK, Number, Tensor, as_bits, check_fillable, known, number
@@ -106,15 +107,6 @@ def ones_like(
 # --- without a tensor: nothing to replay ---
 
 
-def _plain_number(value: Any) -> Any:
-    """Of a number of numpy, or in a tensor, that of Python: its type says the result's."""
-    if isinstance(value, (int, float, torch.SymInt, torch.SymFloat)) or not hasattr(value, "item"):
-        return value
-    found = value.item()
-    # torch takes numpy's bool for a float.
-    return float(found) if isinstance(found, bool) and not isinstance(value, Tensor) else found
-
-
 def _created(
     size: Sequence[int], value: Number, dtype: torch.dtype | None, device: torch.device | str | None, grad: bool
 ) -> Tensor:
@@ -132,7 +124,7 @@ def full(
     requires_grad: bool = False,
 ) -> Tensor:
     """A tensor of shape ``size``, all elements ``fill_value``, whose type is the default: as ``torch.full``."""
-    fill_value = _plain_number(fill_value)
+    fill_value = plain_number(fill_value)
     if out is not None:
         if dtype not in (None, out.dtype) or requires_grad:
             raise RuntimeError(f"full(): out has {out.dtype}, and gets no gradient")
@@ -206,7 +198,7 @@ def arange(
     is 0 or leads away from ``end``.
     """
     start, end = (0, start) if end is None else (start, end)
-    start, end, step = map(_plain_number, (start, end, step))
+    start, end, step = map(plain_number, (start, end, step))
     if step == 0:
         raise RuntimeError("step must be nonzero")
     if (end - start) * step < 0:

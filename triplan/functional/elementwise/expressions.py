@@ -8,7 +8,7 @@ from typing import Any
 from triplan.descriptors.expressions.expression import Expr, operand
 from triplan.functional._replay.replay import replayed
 from triplan.functional.elementwise.engine import Formula, op
-from triplan.functional.elementwise.table import operands_of
+from triplan.functional.elementwise.table import of_python, operands_of
 from triplan.sku.facts import fact
 
 __all__ = ["expression"]
@@ -36,7 +36,7 @@ resolved._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 @replayed
 def _expression(tree: Any, names: tuple[str, ...], operands: list[Any]) -> Any:
-    kinds, tensors, numbers = operands_of("expression", operands)
+    kinds, tensors, numbers = operands_of("expression", list(map(of_python, operands)))
     text, count, is_tuple = resolved(tree, names, kinds)
     found = op(len(tensors), count)(*tensors, text, numbers)
     return (found,) if is_tuple and count == 1 else found

@@ -19,7 +19,7 @@ from triplan.functional._autocast import widened
 from triplan.functional._ops import _refuse_unwritable, overwritten, refuse_leaf
 from triplan.functional._replay.recording import setting, unwatched
 from triplan.functional._replay.replay import replayed
-from triplan.functional._shapes import broadcast
+from triplan.functional._shapes import NUMBERS, broadcast, plain_number
 from triplan.functional._sharding import any_dtensor, write
 from triplan.functional._watching import needs_grad, transformed
 from triplan.functional.elementwise.docs import documented
@@ -35,6 +35,12 @@ _WIDENED = {
     *("acos", "asin", "cosh", "exp", "expm1", "log", "log10", "log1p", "log2", "pow", "reciprocal", "rsqrt", "sinh"),
     *("softplus", "tan"),
 }
+
+
+def of_python(value: Any) -> Any:
+    """The number of Python that a number of numpy is; others unchanged, as arrays, which have a length."""
+    is_other = isinstance(value, (Tensor, *NUMBERS)) or hasattr(value, "__len__")
+    return value if is_other else plain_number(value)
 
 
 def operands_of(name: str, operands: Sequence[Any]) -> tuple[str, list[Tensor], list[Number]]:
@@ -55,7 +61,7 @@ def operands_of(name: str, operands: Sequence[Any]) -> tuple[str, list[Tensor], 
             tensors.append(o.to(device) if on_host else o)
         elif isinstance(o, bool):
             tensors.append(torch.full((), o, dtype=torch.bool, device=device))
-        elif isinstance(o, (int, float, torch.SymInt, torch.SymFloat)):
+        elif isinstance(o, NUMBERS):
             numbers.append(o)  # type: ignore[arg-type]
             kinds += "n"
             continue
@@ -234,6 +240,10 @@ def _named(function: Any, name: str, parameters: Sequence[inspect.Parameter], do
     return made
 
 
+def _line(made: Line, args: Sequence[Any], options: dict[str, Any]) -> tuple[Any, ...] | Tensor:
+    return made(*map(of_python, args), **{name: of_python(value) for name, value in options.items()})
+
+
 def _of_floats(line: Line) -> Line:
     """``line``, which refuses what is no floating-point tensor."""
 
@@ -266,7 +276,7 @@ def function(
 
     def call(*args: Any, out: Tensor | None = None, **options: Any) -> Tensor:
         target = args[0] if len(args) > count and args[count] else None
-        return run_line(name, made(*args[:count], **options), out, target)
+        return run_line(name, _line(made, args[:count], options), out, target)
 
     return _named(call, name, [*positional, *keywords], documented(name, [p.name for p in given], out, inplace))
 
@@ -278,7 +288,7 @@ def in_place(name: str, line: Line | None = None) -> Callable[..., Tensor]:
     def call(*args: Any, **options: Any) -> Tensor:
         if not isinstance(args[0], Tensor):
             raise TypeError(f"{name}_(): the first argument must be a Tensor")
-        return run_line(name, made(*args, **options), None, args[0])
+        return run_line(name, _line(made, args, options), None, args[0])
 
     doc = f"``{name}`` in place of its first argument, as the method of torch's tensors."
     return _named(call, f"{name}_", _parameters(made), doc)
