@@ -44,6 +44,9 @@ ALONE, SPLIT_ALONE = 1.1, 0.5
 #: How much faster splits are of which only one launch has tiles of several rows, and forward ones of 16 bits
 #: where rows are crossed.
 TURNED_ONCE = 1.35
+#: Elements a microsecond that tiles of several rows access one by one, each in a sector of its own (see ``apart_us``).
+#: From drawn problems on an H200, of norms.
+APART_PER_US = 6.5e4
 rows_of = fact(Rows)
 
 
@@ -217,6 +220,16 @@ class Entry(ABC):
         held = self.rows.numbered / max(self.rows.groups(tile.rows), 1)  # rows of a tile that exist
         return slowdown * held * tile.block * max(programs / target.sm_count, alone) / per_us
 
+    def apart_us(self, operands: Sequence[Operand] = ()) -> float:
+        """Microseconds of elements (of ``operands``, by default all) that tiles of several rows access one by one, as
+        neither elements of a row nor its neighbours are adjacent. (If the kernel ``turns``, consecutive threads share
+        sectors.)"""
+        r = self.rows
+        if self.turns() or not r.crossed:
+            return 0.0
+        apart = (o.numel for o in operands or r.operands if not (r.is_along(o) or r.is_adjacent(o)))
+        return sum(apart) / APART_PER_US
+
     def busy_us(self, programs: int, target: Target) -> float:
         """Microseconds that ``programs`` programs cost beside their traffic."""
         held = max(self.tile.warps, SM_WARPS // SM_PROGRAMS)
@@ -335,7 +348,8 @@ class LoopedRows(Entry):
         per_us = self.several_per_us[2 * self.backward + (not narrow)]
         # With more programs than multiprocessors and up to twice as many, the busiest have two.
         alone = 2.0 if 1 < self.programs() / target.sm_count <= 2 else ALONE if narrow else 1.0
-        return self.rows.blocks(tile) * self.tiles_us(tile, self.programs(), per_us, target, alone)
+        us = self.rows.blocks(tile) * self.tiles_us(tile, self.programs(), per_us, target, alone)
+        return max(us, self.apart_us())
 
 
 class SplitRows(Entry):
@@ -430,7 +444,7 @@ class SplitRows(Entry):
             return us
         once |= r.crossed and not self.backward and not wide
         per_us = self.turned_per_us[self.backward * (1 + wide)] * (TURNED_ONCE if once else 1.0)
-        busy = self.tiles_us(tile, r.programs(tile, pieces), per_us, target, SPLIT_ALONE)
+        busy = max(self.tiles_us(tile, r.programs(tile, pieces), per_us, target, SPLIT_ALONE), self.apart_us())
         return self.merges_apart() * self.later_us() + max(us, self.later_us() + busy)
 
     def arguments(self) -> dict[str, Arg]:

@@ -67,7 +67,10 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
             us = max(us + LOOP_US, self.single_us(per_us))
             if not r.vectors and not self.backward:
                 us = max(us, BLOCK_US * r.blocks(tile))
-        return us + (LAUNCH_US + self.accumulate_us(target) if self.gradients else 0.0)
+        if not self.gradients:
+            return us
+        accumulated = self.accumulate_us(target)
+        return us + LAUNCH_US + (max(accumulated, self.apart_us(self.read_first)) if tile.rows > 1 else accumulated)
 
     def partials_tile(self) -> Tile:
         return self.tile if self.tile.rows > 1 else super().partials_tile()
