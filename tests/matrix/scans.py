@@ -8,7 +8,7 @@ from typing import Any
 import triplan as tp
 from matrix import VECTORS, Build, Patterns, compiles, planned
 
-SIZES = ((4096, 96), (4096, 4096), (512, 32768), (512, 30001), (4096, 1001))
+SIZES = ((4096, 96), (4096, 4096), (512, 32768), (512, 30001), (4096, 1001), (1, 2**22))
 #: Loads of vectors, and of words of two elements of 16 bits: of rows that begin anywhere they would fault.
 VECTOR_LOADS, WORD_LOADS = r"ld\.global\S*\.v[24]", r"ld\.global\S*\.b32"
 

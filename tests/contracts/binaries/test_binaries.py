@@ -26,9 +26,9 @@ pytestmark = pytest.mark.skipif(interpreting(), reason="kernels are interpreted 
 LETTERS = {"u64": "Ol", "s64": "Ol", "b64": "Ol", "u32": "i", "b32": "i", "f32": "f", "f64": "d"}
 #: Machine code that waits for the launch ahead, or touches global memory.
 TOUCHES = re.compile(r"\b(ACQBULK|LDG|LDGSTS|STG|RED|ATOM|ATOMG|UTMALDG|UTMASTG)\b")
-#: Kernels of later launches that read logits before they wait: no launch of the plan writes them, and the first waits
+#: Kernels of later launches that read operands before they wait: no launch before writes them, and the first waits
 #: before it allows the next. (In Gluon's kernels the parts of a block wait on their own, in no order of the text.)
-READ_EARLY = {"estimates_kernel", "masses_kernel", "finish_kernel"}
+READ_EARLY = {"estimates_kernel", "masses_kernel", "finish_kernel", "scan_finish_kernel"}
 #: Kernels of which this process has disassembled a binary, which stands for all.
 disassembled: set[str] = set()
 

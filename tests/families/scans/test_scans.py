@@ -13,7 +13,7 @@ from samples import SetConstant
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
-from triplan.backends.triton.scans import shared
+from triplan.backends.triton.scans import shared, split
 from triplan.testing import check_plan
 
 FUNCTIONS = ("cumsum", "cumprod")
@@ -169,7 +169,20 @@ def test_few_long_rows_whose_results_lie_across(where: str, op: Any, element: An
         desc = tp.ScanDescriptor(op=op, input_shape=shape, scan_axis=2, element=element, reverse=reverse)
         desc = desc.replace(layouts={"out": tp.Layout.strided(unit_axis=1)})
         plan = tp.plan(desc, target=target(where), kernel="split")
-        assert plan.launches[0].constexprs["ROWS"] == plan.launches[2].constexprs["ROWS"] > 1
+        assert plan.launches[0].constexprs["ROWS"] == plan.launches[-1].constexprs["ROWS"] > 1
+        assert check_plan(plan, runs=1, passes=("unit",)).compared
+
+
+@pytest.mark.parametrize(("op", "element", "reverse"), [("cumsum", "f32", True), ("cumprod", "i64", False)])
+@pytest.mark.parametrize("where", WHERE)
+def test_many_totals_are_scanned_by_a_launch(
+    where: str, op: Any, element: Any, reverse: bool, constant: SetConstant
+) -> None:
+    for most, launches in ((split.MERGED, 2), (0, 3)):
+        constant(split, "MERGED", most)
+        desc = tp.ScanDescriptor(op=op, input_shape=(2, 13000), scan_axis=1, element=element, reverse=reverse)
+        plan = tp.plan(desc, target=target(where), kernel="split")
+        assert len(plan.launches) == launches
         assert check_plan(plan, runs=1, passes=("unit",)).compared
 
 

@@ -100,7 +100,13 @@ class Rows:
         return not self.flat and bool(self._groups) and self._step(o, self._groups[-1][-1]) is None
 
     def _is_gapped(self, o: Operand) -> bool:
-        return self._nearer and not self.is_along(o) and not self.is_adjacent(o)
+        # (Flat rows are adjacent but where a program goes on to the next outer point.)
+        beside = self.flat and self._fills_sector() and self._step(o, self._groups[-1][-1]) is None
+        return self._nearer and not (beside or self.is_along(o) or self.is_adjacent(o))
+
+    def _fills_sector(self) -> bool:
+        """Whether the lanes have as many elements as a sector."""
+        return self.lanes * self.element.itemsize >= card.SECTOR
 
     def _alignment(self, o: Operand) -> int:
         """Bytes to which each contiguous row of ``o`` is aligned."""
@@ -209,6 +215,13 @@ class Rows:
         if not self.is_strided() or not self._nearer or len(found) != 2 or found[0] < found[1]:
             return False
         return any(self._step(o, found[0]) is None for o in self.operands)
+
+    def among_few(self, elements: int) -> bool:
+        """Whether rows lie along two axes, and the neighbours along the second, which fill a sector, have no more than
+        so many ``elements`` in a tile. Programs of these alone would move few bytes each."""
+        few = self._fills_sector() and self.lanes * ceil_power(self.n) <= elements
+        in_order = len(self._groups) == 2 and self._groups[0][0] < self._groups[1][0]
+        return few and in_order and (self.across or self.crossed)
 
     def begins_anywhere(self, block: int, shortest: int = FEW_WARPS_FROM) -> bool:
         """Whether few warps may share a tile of whole rows, ``block`` long: its rows begin between two vectors."""

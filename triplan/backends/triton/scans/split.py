@@ -1,10 +1,12 @@
 """Kernel ``split`` of scans: each block of a row has its own program, for few and long rows.
 
-Three launches: the totals of the blocks, the scan of the totals, and the scan of each block from the total of all
-blocks before it. The division into blocks depends on a row's length alone.
+Two launches: the totals of the blocks, and the scan of each block from the total of all blocks before it. Where a row
+has many blocks, a launch between them scans the totals. The division into blocks depends on a row's length alone.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from triplan.backends.runtime.launch import Arg, Int, Launch
 from triplan.backends.triton.common.card import LAUNCH_US, SECTOR
@@ -22,6 +24,7 @@ from triplan.backends.triton.scans.shared import (
     SCANS,
     ScanEntry,
 )
+from triplan.descriptors import CumprodBackwardDescriptor, ScanDescriptor
 from triplan.sku import Support, Target
 
 #: If batch invariance is required, the choice between ``split`` and ``looped`` must not depend on the number of rows:
@@ -35,8 +38,11 @@ PRODUCTS = 3
 ACROSS_PER_US = 3.5e4
 #: The same where they are adjacent in some operands, or several elements are in a sector. From the same problems.
 CROSSED_PER_US = 6e4
-
-
+#: Totals for each warp of a program up to which it combines them by itself: one a thread. And the microseconds that
+#: this takes. Untuned.
+MERGED, MERGE_US = 32, 0.5
+#: The shortest tile of totals: one for each thread of a warp. (Triton 3.6 fails to compile a scan of a tile of one.)
+LEAST_MERGED = 32
 #: Elements of the shortest rows that are divided several at a time. Untuned.
 LONG = 8192
 #: Microseconds of a tile of the backward beside its elements that are loaded one by one, and the time of both launches
@@ -47,7 +53,18 @@ BACKWARD_STEP_US, BACKWARD_SHARE = 0.25, 1.6
 
 class ScanSplit(ScanEntry, ops=SCANS):
     name, priority = "split", 1
-    sku_version = 4  # bits of rows that begin between vectors, and whose results do not
+    overlaps = True
+    sku_version = 5  # programs combine few totals by themselves
+
+    def __init__(self, desc: ScanDescriptor | CumprodBackwardDescriptor) -> None:
+        super().__init__(desc)
+        if self.merged() and not self.backward:
+            self.version += 2
+
+    def merged(self) -> int:
+        """Totals of a row that each program of the last launch combines, if they are few; otherwise 0."""
+        found = max(ceil_power(self.blocks()), LEAST_MERGED)
+        return found if self.tile.rows * found <= MERGED * self.tile.warps else 0
 
     def find_tile(self) -> Tile:
         # Too few for ``looped`` to have several a program; a result alone would be a sector's only one.
@@ -89,15 +106,16 @@ class ScanSplit(ScanEntry, ops=SCANS):
         rows, programs = self.tile.rows, self.programs()
         count, row = self.rows.count, self.rows.sectors(rows) * self.rows.n * self.element.itemsize
         once = self.reducing_us(programs, rows * row / self.blocks(), target)
-        passes, fixed = PRODUCTS if self.desc.op == "cumprod" else 2, LAUNCH_US + self.step_us()
-        us = passes * (once - self.step_us()) + 2 * fixed + again_us(count * row)
+        passes, step = PRODUCTS if self.desc.op == "cumprod" else 2, self.step_us()
+        fixed = 2 * step + self.later_us() + (MERGE_US if self.merged() else LAUNCH_US)
+        us = passes * (once - step) + fixed + again_us(count * row)
         # (Totals of a product are scanned forward, in vectors in no time.)
         scans = 1 if self.rows.vectors else passes - 1
         us = max(us, once + self.scanned_us(count * self.blocks() * self.tile.block) * scans)
         r = self.rows
         if rows > 1:
             held = programs * rows * self.tile.block * self.compute.itemsize / 4
-            return max(us, 2 * fixed + passes * held / ALONG_PER_US - LAUNCH_US)
+            return max(us, fixed + passes * held / ALONG_PER_US - LAUNCH_US)
         if not (r.across or r.crossed):
             return us
         apart = r.across and r.lanes * self.element.itemsize >= SECTOR
@@ -109,11 +127,12 @@ class ScanSplit(ScanEntry, ops=SCANS):
         strides = (None, Int(blocks, wide), None, None)
         rows = {"x": totals, "out": totals, "x_strides": strides, "out_strides": strides, "sizes": None}
         rows |= {"lanes": Int(self.rows.count), "n": Int(blocks), "blocks": Int(self.rows.count)}
-        return [
-            self.launch(kernels.scan_totals_kernel, programs),
-            self.launch(scan_looped_kernel, self.rows.count, self.totals_tile(), rows, AHEAD=False, GROUP=1),
-            self.launch(kernels.scan_finish_kernel, programs),
-        ]
+        first = self.launch(kernels.scan_totals_kernel, programs)
+        last = self.launch(kernels.scan_finish_kernel, programs, BLOCKS=self.merged())
+        if self.merged():
+            return [first, last]
+        scan = self.launch(scan_looped_kernel, self.rows.count, self.totals_tile(), rows, AHEAD=False, GROUP=1)
+        return [first, replace(scan, overlaps=False), last]
 
 
 class BackwardSplit(ScanSplit, ops=BACKWARD):
@@ -121,6 +140,7 @@ class BackwardSplit(ScanSplit, ops=BACKWARD):
     of each block from the s behind it."""
 
     elements = Entry.elements
+    overlaps = False
     sku_version = 1
 
     def invariant(self) -> bool:

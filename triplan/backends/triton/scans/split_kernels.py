@@ -1,10 +1,11 @@
 """Scans, entry ``split``: each row is divided among ``blocks`` programs, which reduce and later scan a block each; or
 ROWS neighbouring rows are.
 
-Between the launches of these two kernels ``scan_looped_kernel`` scans the totals of each row. For operands of shape
-[outer, lanes, n] and their strides see ``common/rows_kernels``. The first launch loads with ``evict_last``, to keep the
-rows in the L2 cache for the last one, which loads with ``evict_first``. The backward is divided likewise: between its
-launches ``carry_maps_kernel`` composes the maps of blocks.
+Every program of the second combines the totals of the blocks before its own; where these are many,
+``scan_looped_kernel`` scans the totals of each row between the two launches. For operands of shape [outer, lanes, n]
+and their strides see ``common/rows_kernels``. The first launch loads with ``evict_last``, to keep the rows in the L2
+cache for the last one, which loads with ``evict_first``. The backward is divided likewise: between its launches
+``carry_maps_kernel`` composes the maps of blocks.
 """
 
 # mypy: ignore-errors
@@ -13,6 +14,7 @@ launches ``carry_maps_kernel`` composes the maps of blocks.
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
+from triplan.backends.triton.common.overlap import allow_next, wait_for_previous
 from triplan.backends.triton.common.rows_kernels import axis_offset, row_pointers
 from triplan.backends.triton.scans.shared_kernels import (
     combine,
@@ -43,6 +45,17 @@ def block_of(blocks, lanes, ROWS: tl.constexpr):
 
 
 @jit
+def total_of(v, PRODUCT: tl.constexpr, BLOCK: tl.constexpr):
+    """The sums of ``v`` [ROWS, BLOCK] along rows; with PRODUCT, the products, as [ROWS, 1]. (A product of neighbours
+    is one that a scan has, too; one of others might leave the range of numbers.)"""
+    if PRODUCT:
+        total = edge(scan(v, PRODUCT, False), BLOCK, False)
+    else:
+        total = tl.sum(v, 1, keep_dims=True)
+    return total
+
+
+@jit
 def scan_totals_kernel(
     x,
     totals,
@@ -56,11 +69,14 @@ def scan_totals_kernel(
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """totals = the sum of one block of a row; with PRODUCT, the product.
 
     x: [outer, lanes, n] of f16, bf16, f32, f64 or i64; totals: [rows, blocks] of COMPUTE.
     """
+    wait_for_previous(OVERLAPS)
+    allow_next(OVERLAPS)
     outer, lane, block, to = block_of(blocks, lanes, ROWS)
     col = block.to(n.dtype) * BLOCK + tl.arange(0, BLOCK)[None, :]
     live = col < n if ROWS == 1 else (col < n) & (lane < lanes)
@@ -68,10 +84,7 @@ def scan_totals_kernel(
     at = grouped_pointers(at, axis_offset(col, x_strides[2]), GROUP if PRODUCT else 1)  # (a sum is no scan)
     v = tl.load(at, mask=live, other=0, eviction_policy="evict_last")
     v = or_identity(v.to(COMPUTE), live, PRODUCT)
-    if PRODUCT:
-        total = edge(scan(v, PRODUCT, False), BLOCK, False)
-    else:
-        total = tl.sum(v, 1, keep_dims=True)
+    total = total_of(v, PRODUCT, BLOCK)
     if ROWS == 1:
         tl.store(totals + to + tl.zeros((1, 1), tl.int32), total)
     else:
@@ -95,25 +108,37 @@ def scan_finish_kernel(
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """out[k] = x[0] + ... + x[k] for one block of a row; with REVERSE, x[k] + ... + x[n - 1]; with PRODUCT,
     products.
 
-    x, out: [outer, lanes, n] of f16, bf16, f32, f64 or i64; totals: [rows, blocks] of COMPUTE, already scanned: the
-    total of the neighbouring block covers all elements before this block.
+    x, out: [outer, lanes, n] of f16, bf16, f32, f64 or i64; totals: [rows, blocks] of COMPUTE; BLOCKS >= blocks. With
+    BLOCKS of 0 they are already scanned: the total of the neighbouring block covers all elements before this block.
     """
     outer, lane, block, total = block_of(blocks, lanes, ROWS)
     col = block.to(n.dtype) * BLOCK + tl.arange(0, BLOCK)[None, :]
     live = col < n if ROWS == 1 else (col < n) & (lane < lanes)
     at = row_pointers(x, x_strides, outer, sizes, lane)
     to = row_pointers(out, out_strides, outer, sizes, lane)
-    found = block + 1 < blocks if REVERSE else block > 0
-    if ROWS > 1:
-        found = found & (lane < lanes)
-    before = tl.load(totals + total + (1 if REVERSE else -1), mask=found, other=PRODUCT)
     at = grouped_pointers(at, axis_offset(col, x_strides[2]), GROUP)
     v = tl.load(at, mask=live, other=0, eviction_policy="evict_first")
-    y = combine(before, scan(or_identity(v.to(COMPUTE), live, PRODUCT), PRODUCT, REVERSE), PRODUCT)
+    own = scan(or_identity(v.to(COMPUTE), live, PRODUCT), PRODUCT, REVERSE)
+    wait_for_previous(OVERLAPS)
+    if BLOCKS == 0:
+        found = block + 1 < blocks if REVERSE else block > 0
+        if ROWS > 1:
+            found = found & (lane < lanes)
+        before = tl.load(totals + total + (1 if REVERSE else -1), mask=found, other=PRODUCT)
+    else:
+        part = tl.arange(0, BLOCKS)[None, :]
+        found = (part > block) & (part < blocks) if REVERSE else part < block
+        if ROWS > 1:
+            found = found & (lane < lanes)
+        before = or_identity(tl.load(totals + (total - block) + part, mask=found, other=0), found, PRODUCT)
+        before = total_of(before, PRODUCT, BLOCKS)
+    y = combine(before, own, PRODUCT)
     tl.store(to + axis_offset(col, out_strides[2]), y.to(out.dtype.element_ty), mask=live)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows import Rows
 from triplan.backends.triton.common.rows_entries import MOST_NARROW, WholeRows, rows_of
@@ -26,14 +27,11 @@ LEAST_PART, WIDE_PART, MORE = 16, 32, 5
 #: The shortest tile that is divided; and elements of a program that has several rows, and its warps: with fewer it took
 #: longer on an H100. (As many of rows where neighbours are adjacent in no operand. Untuned.)
 DIVIDED_FROM, SEVERAL, SEVERAL_WARPS = 16, 1024, 4
-#: The longest such tile of packed rows that threads exchange instead. Untuned.
-EXCHANGED = 32
-#: Microseconds that such a program takes for each element of a row, forward and backward. From drawn problems on an
-#: H200.
-EXCHANGED_US = (0.03, 0.06)
 #: Bytes of compute elements up to which a thread has whole rows, a vector of neighbours, where these lie side by side;
 #: and bytes that such a program loads at least, if it has few warps: smaller ones leave memory idle.
 MOST_BESIDE, SHORT_BYTES = 256, 4096
+#: Elements of a row and its neighbours up to which programs go on to the next ones: a quarter of SEVERAL. Untuned.
+FEW_AMONG = 256
 #: Time of long rows that leave a quarter or more of the lanes empty, relative to the estimate, forward and backward: if
 #: there are more rows than multiprocessors. And the shortest tile of such rows. From drawn problems on an H200.
 IDLE, IDLE_FROM = (1.07, 1.15), 8192
@@ -45,7 +43,7 @@ CROSSED_TILE = (2048, 4096)
 
 
 class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
-    sku_version = 4  # tiles whose rows are adjacent in some operands alone have fewer rows
+    sku_version = 5  # short odd packed rows are those of ``packed`` no more
     which = (kernels.softmax_rows_kernel, kernels.softmax_backward_rows_kernel)
     longest = (32768, 16384)  # registers hold one operand (forward), or two (backward)
     narrow_above = (16384, MOST_NARROW)
@@ -55,26 +53,17 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         super().__init__(desc)
         #: Elements of a part of a row.
         self.part = self.find_part() if self.divided() else self.tile.block
-        if self.exchanged():
-            self.version = 6
-            self.which = (kernels.softmax_packed_kernel, kernels.softmax_backward_packed_kernel)
-        elif self.divided():
+        if self.divided():
             self.version = 7 if self.part > self.tile.block // PARTS else 4
 
     def find_rows(self, desc: RowsDescriptor) -> Rows:
         """Rows that lie among others are numbered row-major: those of a program then share sectors of memory. (Where no
-        operand has the others adjacent, that was slower on an H200.)"""
+        operand has the others adjacent, that was slower on an H200.) So are those that have few neighbours."""
         found = super().find_rows(desc)
-        return rows_of(desc, flat=True) if found.scattered() else found
-
-    def exchanged(self) -> bool:
-        """Whether programs read and write consecutive elements of packed rows, which begin between two vectors."""
-        r = self.rows
-        packed = r.unit and all(o.layout.packed for o in r.operands)
-        return packed and r.n % 2 == 1 and DIVIDED_FROM <= ceil_power(r.n) <= EXCHANGED
+        return rows_of(desc, flat=True) if found.scattered() or found.among_few(FEW_AMONG) else found
 
     def divided(self) -> bool:
-        return not self.exchanged() and self.rows.begins_anywhere(ceil_power(self.rows.n), DIVIDED_FROM)
+        return self.rows.begins_anywhere(ceil_power(self.rows.n), DIVIDED_FROM)
 
     def find_part(self) -> int:
         """Elements of a part of a row that is divided."""
@@ -91,7 +80,7 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
             return Tile(SEVERAL // block, block, SEVERAL_WARPS)
         if found := self.few_rows(block):
             return found
-        if r.unit and (block < DIVIDED_FROM or self.exchanged()):
+        if r.unit and block < DIVIDED_FROM:
             # As many rows as threads: with more, a thread's masked loads would wait for each other.
             return Tile(32 * SEVERAL_WARPS, block, SEVERAL_WARPS)
         vector, size = 16 // self.element.itemsize, self.element.compute.itemsize
@@ -111,11 +100,11 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
 
     def us(self, target: Target) -> float:
         us, tile = super().us(target), self.tile
+        if self.divided():
+            us = max(us, self.parts_us())
         full = self.programs() > target.sm_count
         if full and self.rows.vectors and tile.block >= IDLE_FROM and 4 * self.rows.n <= 3 * tile.block:
             us *= IDLE[self.backward]
-        if self.exchanged():
-            us += EXCHANGED_US[self.backward] * self.rows.n
         if self.rows.is_strided() and tile.rows == 1:
             return max(us, -(-self.programs() // target.sm_count) * self.gapped_us())
         if not self.rows.crossed or tile.rows == 1:
@@ -123,5 +112,17 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         alone = (tile.rows * tile.block - LATENT) / CROSSED_EACH
         return max(us, alone, self.tiles_us(tile, self.programs(), CROSSED_PER_US[self.backward], target, 0.0))
 
+    def pieces(self) -> int:
+        """Parts of a row that hold elements."""
+        return max(-(-self.rows.n // self.part), 1)
+
+    def parts_us(self) -> float:
+        """Microseconds of rows in parts. Each part is stored by itself, and so the L2 cache takes each of its sectors,
+        also those that it shares with others. What is read is shared in the L1 cache."""
+        size, row = self.element.itemsize, self.rows.n * self.element.itemsize
+        stored = self.pieces() * (self.part * size + card.SECTOR - size)  # on average
+        read = row * (len(self.moved) - 1) / card.BYTES_PER_US
+        return self.rows.count * (read + stored / card.L2_BYTES_PER_US)
+
     def constants(self) -> dict[str, Any]:
-        return {**super().constants(), "PIECES": max(-(-self.rows.n // self.part), 1), "BLOCK": self.part}
+        return {**super().constants(), "PIECES": self.pieces(), "BLOCK": self.part}
