@@ -30,18 +30,23 @@ TERAFLOPS = {
 #: How much of that rate the gradient of weight reaches in tf32, as mma.sync reads its factors across. From drawn
 #: problems on an H200.
 TURNED_RATE = 0.8
+#: How many times as much it reaches with CHANNELS_TF32 channels, as a step of half as many has four fifths of the
+#: instructions. Untuned.
+WIDE_RATE = 1.6
 #: How many times as long products take whose factors are read element by element, by their bytes. Of f64 from drawn
 #: problems on an H200, otherwise untuned.
 SCATTERED = {2: 8.0, 4: 8.0, 8: 1.0}
-#: As SCATTERED at most, of the gradient of weight: its pixels, which are summed, are adjacent instead. From a drawn
-#: problem on an H200, of 2 bytes.
-SCATTERED_SUMS = 4.0
+#: As SCATTERED, of the gradient of weight: its pixels, which are summed, are adjacent instead, and elements of 4 bytes
+#: are copied while tiles are multiplied. From drawn problems on an H200, of 2 and 4 bytes.
+SCATTERED_SUMS = {2: 4.0, 4: 1.0, 8: 1.0}
 #: TFLOP/s of FMAs, by whether weights are adjacent along the features; along what is summed, few threads find them in
 #: different banks. Measured on an H200, where large problems reach more of those along the features.
 FMA_TERAFLOPS = {False: 13.0, True: 25.0}
 #: Microseconds of one multiprocessor for an element of a step of pairs of a tap and a channel, by its bytes. From drawn
 #: problems on an H200, of f16, tf32 and f64.
 FLAT_US = {2: 4e-4, 4: 7e-4, 8: 4e-4}
+#: As FLAT_US, of the gradient of weight, whose dout has one address for all pairs of a pixel: of x, and of dout.
+FLAT_SUMS_US = (4.6e-4, 1.4e-4)
 #: Elements that a multiprocessor reads in a microsecond one by one, as strides are no multiples of a vector, by their
 #: bytes: no copy of 2 bytes runs while tiles are multiplied; and those that it writes. From drawn problems on an H200.
 RAGGED_PER_US = {2: 2700, 4: 2400, 8: 2000}
@@ -96,17 +101,19 @@ TILES = {
 #: Of halves that are not all read and written in vectors: each element has an address, and larger tiles spill so many
 #: registers that these leave the L1 cache.
 RAGGED_HALF = Tile(128, 64, 32, 3)
-#: Filters of a tile of the gradient of weight in tf32 at most: too few for wgmma.
-FILTERS_TF32 = 32
+#: Filters of a tile of the gradient of weight in tf32 at most, too few for wgmma; and channels, for which a pixel's
+#: addresses are computed once.
+FILTERS_TF32, CHANNELS_TF32 = 32, 128
 #: Of ``small_tiles``; and blocks of pixels that a program sums alone, because a second launch takes longer.
 SMALL, WHOLE = Tile(16, 16, 128, 1), 4
-#: Microseconds of a small tile beside its steps; of a step that waits for loads, for each of a thread's loads, and for
-#: each of its products without tensor cores; programs of a multiprocessor that do not slow each other. From drawn
-#: problems on an H200.
-SMALL_US, WAIT_US, LOAD_US, PRODUCT_US, RESIDENT = 0.1, 0.3, 0.047, 0.008, 1.7
-#: How much of the time of such products a program takes that has a multiprocessor for itself. From drawn problems on an
-#: H200.
-SOLO = 0.2
+#: Microseconds of small tiles beside their steps: until all multiprocessors have a program, and to find the taps that
+#: reach a remainder modulo the strides. From drawn problems on an H200, as all of small tiles.
+SPREAD_US, REMAINDER_US = 0.3, 0.5
+#: Microseconds of a step that waits for loads, for each of a thread's loads, and for each of its products without
+#: tensor cores; programs of a multiprocessor that do not slow each other.
+WAIT_US, LOAD_US, PRODUCT_US, RESIDENT = 0.3, 0.047, 0.008, 1.7
+#: How much of the time of such loads, and of such products, programs take of which few run.
+LONE, SOLO = 0.7, 0.2
 #: Blocks of channels that may be summed in a step.
 DEPTHS = (128, 64, 32, 16)
 
@@ -200,15 +207,15 @@ class Tiles:
         if self._flat(desc) and desc.multiplicands is MathPrecision("f32" if shared.of_weight(desc) else "tf32"):
             stages = 2  # with 3, registers spill
         if shared.of_weight(desc):
+            tf32 = desc.multiplicands is MathPrecision.TF32
             if self._flat(desc):
                 fma = desc.multiplicands is MathPrecision.F32
                 columns = FLAT_COLUMNS_FMA if fma else FLAT_COLUMNS
                 n, k = _fitting(columns, desc.taps * desc.channels), min(known.k, 32)
             else:
-                n, k = _fitting(known.n, desc.channels), known.k
+                n, k = _fitting(CHANNELS_TF32 if tf32 else known.n, desc.channels), known.k
             # wgmma takes tf32 along what is summed alone: elements would be transposed one by one.
-            most = FILTERS_TF32 if desc.multiplicands is MathPrecision.TF32 else known.m
-            return Tile(_fitting(most, desc.filters), n, k, stages)
+            return Tile(_fitting(FILTERS_TF32 if tf32 else known.m, desc.filters), n, k, stages)
         n, k = _fitting(known.n, _features(desc)), self._depth(desc) or min(known.k, 32)
         m, beside = known.m, -(-_features(desc) // n) * desc.groups * (math.prod(desc.stride) if _strided(desc) else 1)
         few = FEW_SUMS.get(desc.multiplicands, m * n)
@@ -265,7 +272,8 @@ class Tiles:
             parts = self._parts(desc)[0] if shared.of_weight(desc) else 1
             steps, each = terms // tile.k, self._step_us(desc, target)
             waves = max(self.programs(desc) / (RESIDENT * target.sm_count), 1.0)
-            return beside + (SMALL_US + each * max(steps / parts, 1.0)) * waves
+            begun = SPREAD_US * self._busy(desc, target) + (REMAINDER_US if _strided(desc) else 0.0)
+            return beside + (begun + each * max(steps / parts, 1.0)) * waves
         products = self._products(desc) * tile.m * tile.n * terms
         rate = TERAFLOPS[desc.multiplicands].get(target.arch, 1.0)
         if by_fma(desc):
@@ -275,11 +283,11 @@ class Tiles:
             # wgmma takes 64 rows; fewer are multiplied as on older cards
             rate *= min(tile.m, 64) / 64
             if shared.of_weight(desc) and desc.multiplicands is MathPrecision.TF32:
-                rate *= TURNED_RATE
+                rate *= TURNED_RATE * (WIDE_RATE if tile.n == CHANNELS_TF32 else 1.0)
         work = 2.0 * products / (rate * card.TERA_PER_US)
         apart = [o.name for o in shared.channels_apart(desc) if not o.is_written]
         if apart and not (apart == ["weight"] and by_fma(desc) and along_features(desc)):
-            work *= min(SCATTERED[desc.element.itemsize], SCATTERED_SUMS if shared.of_weight(desc) else math.inf)
+            work *= (SCATTERED_SUMS if shared.of_weight(desc) else SCATTERED)[desc.element.itemsize]
         steps, launched = products // (tile.m * tile.n * tile.k), max(self.programs(desc), 1)
         # FMAs of a program do not hide what it waits for.
         chain = (work * target.sm_count + steps * STEP_US[False]) / launched if by_fma(desc) else 0.0
@@ -296,17 +304,26 @@ class Tiles:
             masked = MASKED if _reduced(desc) % tile.k else 1.0
             work = max(work, steps * read * masked / target.sm_count)
         if self._flat(desc):
-            work = max(work, steps * FLAT_US[desc.element.itemsize] * (tile.m + tile.n) * tile.k / target.sm_count)
+            each = FLAT_US[desc.element.itemsize] * (tile.m + tile.n)
+            if shared.of_weight(desc):
+                each = FLAT_SUMS_US[0] * tile.n + FLAT_SUMS_US[1] * tile.m
+            work = max(work, steps * each * tile.k / target.sm_count)
         waiting = max(steps / launched * max(STEP_US[shared.of_weight(desc)], alone), chain)
         work = max(work * max(target.sm_count / launched, 1.0), waiting)
         # A program that multiplies tiles waits for what it reads first, and others do not make up for all of it.
         stored = stored * max(launched / target.sm_count, 1.0)
-        return beside + work + stored + RESULT_US * tile.m * tile.n * max(launched / (2 * target.sm_count), 1.0)
+        begun = RESULT_US * tile.m * tile.n + (REMAINDER_US if _strided(desc) else 0.0)
+        return beside + work + stored + begun * max(launched / (2 * target.sm_count), 1.0)
+
+    def _busy(self, desc: Conv2dProblem, target: Target) -> float:
+        """The part of the multiprocessors that have a program."""
+        return min(self.programs(desc) / target.sm_count, 1.0)
 
     def _step_us(self, desc: Conv2dProblem, target: Target) -> float:
         """Of a step of small tiles, which waits for what it reads: loads of vectors, or of elements."""
         tile, flat, apart = self.tile_of(desc), self._flat(desc), shared.channels_apart(desc)
-        found = WAIT_US
+        found, busy = WAIT_US, self._busy(desc, target)
+        load_us = LOAD_US * (LONE + (1.0 - LONE) * busy)
         for o in desc.operands():
             if o.is_written or len(o.shape) != 4:
                 continue
@@ -314,10 +331,9 @@ class Tiles:
             whole = _whole(o) and not (flat and (not shared.of_weight(desc) or o.name == "x"))
             scattered = shared.of_weight(desc) and (flat or o in apart)
             each = 1.5 / vector if whole else 1.5 if scattered else 1.0
-            found += LOAD_US * each * tile.k * tile.m / (32 * tile.warps)
+            found += load_us * each * tile.k * tile.m / (32 * tile.warps)
         if desc.multiplicands in (MathPrecision.F32, MathPrecision.F64):
-            busy = min(max(self.programs(desc) / target.sm_count, SOLO), 1.0)
-            found += PRODUCT_US * busy * tile.k * tile.m * tile.n / (32 * tile.warps)
+            found += PRODUCT_US * max(busy, SOLO) * tile.k * tile.m * tile.n / (32 * tile.warps)
         return found
 
     def _ragged(self, desc: Conv2dProblem) -> int:
@@ -431,4 +447,4 @@ class Tiles:
 
 
 TILED = Tiles("tiles")
-TILED.register(priority=1, version=3)  # after depthwise, whose bits are others
+TILED.register(priority=1, version=4)  # after depthwise, whose bits are others
