@@ -48,7 +48,7 @@ def keep(state):
 def _wide_product(x, FACTOR: tl.constexpr):
     """x * FACTOR of two u32 as u64, by one IMAD.WIDE.
 
-    LLVM does not see everywhere that a product of 64 bits has factors of 32, and ptxas then adds zeros to its upper half.
+    LLVM does not see everywhere that a product of 64 bits has factors of 32; ptxas then adds zeros to its upper half.
     """
     if INTERPRETED:
         found = x.to(tl.uint64) * FACTOR
