@@ -22,6 +22,9 @@ def problems(op: str, entry: str) -> Iterator[tp.Descriptor]:
     block = tp.RandomDescriptor(op=op, element="bf16", out_shape=(64, 100), global_shape=(64, 400))
     for desc in (block, block.replace(global_shape=None)):
         yield desc.replace(layouts={o.name: "strided" for o in desc.operands() if o.name in ("x", "out")})
+    padded = {o.name: tp.Layout.strided(unit_axis=1) for o in block.operands() if o.name in ("x", "out")}
+    for element in ("bf16", "f64") if op in ("normal", "dropout") else ("bf16",):
+        yield block.replace(global_shape=None, element=element, out_shape=(2**14, 1000), layouts=padded)
     turned = {o.name: tp.Layout.strided(unit_axis=0) for o in block.operands() if o.name in ("x", "out")}
     for element in ("bf16", "f32", "f64") if op == "normal" else ("bf16",):
         desc = tp.RandomDescriptor(op=op, element=element, out_shape=(2**12, 1001), layouts=turned)

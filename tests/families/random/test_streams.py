@@ -134,7 +134,7 @@ def test_any_strides_have_the_packed_bits(op: str, where: str) -> None:
     """x and out contiguous along the same axis, along different ones, or along none; rows of whole counters or not."""
     plans, device = set(), target(where).device_type
     numbers = {**OPS.get(op, {"p": 0.3}), "seed": 3, "offset": 4}
-    for shape in ((3, 70, 2), (2, 5, 40), (130, 33), (3, 2, 263)):
+    for shape in ((3, 70, 2), (2, 5, 40), (130, 33), (3, 2, 263), (67, 44)):
         views = [
             lambda t: t,
             lambda t: torch.empty_like(t.mT, memory_format=torch.contiguous_format).mT,
@@ -197,6 +197,10 @@ def test_blocks_of_one_program_have_the_bits_of_others(
     assert tp.plan(desc, target=target(where), kernel="groups").launches[0].constexprs["BLOCKS"] > 1
     for one, first in zip(alone, firsts, strict=True):
         assert torch.equal(one, drawn(op, shape, first, where, element=element, kernel="groups"))
+        out = torch.zeros(2 * one.numel(), dtype=one.dtype, device=target(where).device_type)[::2]
+        args = tp.RandomArgs(**OPS[op], seed=1, offset=0, first=first, out=out)
+        tp.plan(desc.replace(layouts={"out": "strided"}), target=target(where), kernel="groups").run(args)
+        assert torch.equal(one, out.cpu())
 
 
 @pytest.mark.parametrize("device", DEVICES)

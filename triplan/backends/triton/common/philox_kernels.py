@@ -11,6 +11,9 @@ are those of every GPU.
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
+from triplan.sku import interpreting
+
+INTERPRETED = tl.constexpr(interpreting())
 
 
 @jit
@@ -42,17 +45,31 @@ def keep(state):
 
 
 @jit
+def _wide_product(x, FACTOR: tl.constexpr):
+    """x * FACTOR of two u32 as u64, by one IMAD.WIDE.
+
+    LLVM does not see everywhere that a product of 64 bits has factors of 32; ptxas then adds zeros to its upper half.
+    """
+    if INTERPRETED:
+        found = x.to(tl.uint64) * FACTOR
+    else:
+        text: tl.constexpr = f"mul.wide.u32 $0, $1, {FACTOR};"
+        found = tl.inline_asm_elementwise(text, "=l,r", [x], dtype=tl.uint64, is_pure=True, pack=1)
+    return found
+
+
+@jit
 def words_of(seed, offset, counter):
     """The four u32 words of each ``counter`` (i64, of any shape) in the stream of i64 scalars ``seed`` and ``offset``.
 
     The key is the seed, counter words 0 and 1 are ``counter``, 2 and 3 are ``offset``; low halves first. ``tl.philox``
-    gives the same words, but multiplies twice for the halves of a product, which here is one IMAD.WIDE.
+    gives the same words, but multiplies twice for the halves of a product.
     """
     k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     c0, c1 = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
     c2, c3 = offset.to(tl.uint32), (offset >> 32).to(tl.uint32)
     for _ in tl.static_range(10):
-        low, high = c0.to(tl.uint64) * 0xD2511F53, c2.to(tl.uint64) * 0xCD9E8D57
+        low, high = _wide_product(c0, 0xD2511F53), _wide_product(c2, 0xCD9E8D57)
         c0, c2 = (high >> 32).to(tl.uint32) ^ c1 ^ k0, (low >> 32).to(tl.uint32) ^ c3 ^ k1
         c1, c3 = high.to(tl.uint32), low.to(tl.uint32)
         k0 = tl.add(k0, 0x9E3779B9, sanitize_overflow=False)

@@ -33,6 +33,8 @@ ELEMENTS_PER_US = 2e5
 #: Elements per program of 4 warps: FEW up to SMALL elements in all, so that every multiprocessor has work. Untuned;
 #: uniform f32 takes 23 instructions an element in blocks of MANY, 28 in blocks of 1024.
 MANY, FEW, SMALL = 2048, 512, 1 << 18
+#: The same at most where each element has an address: more take so many registers that few programs are resident.
+STRIDED = 1024
 
 
 def is_short(desc: RandomDescriptor) -> bool:
@@ -106,10 +108,13 @@ def block_of(desc: RandomDescriptor) -> int:
     return MANY if desc.operand("out").numel > SMALL else FEW
 
 
-def cost(desc: RandomDescriptor) -> float:
-    """Estimated microseconds of a kernel that evaluates Philox once for the elements of a counter."""
+def cost(desc: RandomDescriptor, drawn: int = 0) -> float:
+    """Estimated microseconds of a kernel that evaluates Philox once for the elements of a counter.
+
+    drawn: elements of which it evaluates the words, if more than are written.
+    """
     nbytes = sum(o.nbytes for o in desc.operands() if o.is_tensor)
-    return LAUNCH_US + max(nbytes / BYTES_PER_US, desc.operand("out").numel / 4 / ELEMENTS_PER_US)
+    return LAUNCH_US + max(nbytes / BYTES_PER_US, max(desc.operand("out").numel, drawn) / 4 / ELEMENTS_PER_US)
 
 
 def entry(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from triplan.backends.runtime.launch import Arg, Int, Launch, power_of_two_in
+from triplan.backends.runtime.launch import Int, Launch, power_of_two_in
 from triplan.backends.triton.common.card import MAX_THREAD_REGISTERS, SECTOR
-from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, divisor, extents, padded
-from triplan.backends.triton.common.strides import Along, continues, known_strides, row_tile, stride_arg
+from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, divisor, extents
+from triplan.backends.triton.common.strides import row_tile
 from triplan.backends.triton.random import rows_kernels as kernels
-from triplan.backends.triton.random.entries import arguments, block_of, constants, cost, entry, fits
-from triplan.descriptors import Operand, RandomDescriptor, packed_strides
+from triplan.backends.triton.random.dims import Dim, beside, dims, stride_args, tensors
+from triplan.backends.triton.random.entries import STRIDED, arguments, block_of, constants, cost, entry, fits
+from triplan.descriptors import RandomDescriptor
 from triplan.descriptors.random import READING
 from triplan.sku import Support, Target
 from triplan.sku.facts import fact
@@ -28,9 +30,9 @@ SLOWDOWN = 1.2
 TURNED_ROWS = (16, 64)
 #: Bytes of a tile's rows at least, if rows have as many: narrower tiles write parts of sectors. Untuned.
 ROW_BYTES = 64
-#: Counters of a thread at most if all tensors are contiguous along rows, and if these begin within one: it evaluates
-#: one more then. Threads below which it has fewer. Untuned.
-COUNTERS, ODD_COUNTERS, THREADS = 4, 8, 1 << 18
+#: Counters of a thread at most if all tensors are contiguous along rows, and if a loop goes over them or rows begin
+#: within one: it evaluates one more then. Threads below which it has fewer. Untuned.
+COUNTERS, MORE_COUNTERS, THREADS = 4, 8, 1 << 18
 #: The same of rows that begin within a counter, if no x is read: a loop goes over the counters. Chosen on an H200: two
 #: warps for each scheduler cost less than the counters that more threads would evaluate twice.
 LOOPED_COUNTERS, LOOPED_THREADS = 12, 1 << 15
@@ -39,14 +41,6 @@ INTEGERS = 1024
 #: Bytes of a row of x up to which one thread reads it, if out is contiguous across rows: a line of the cache, which
 #: stays in L1 until its last element is read.
 SHORT_ROW = 128
-
-
-@dataclass(frozen=True, slots=True)
-class Dim:
-    """A dimension of the result. strides: of the index in the stream, and of each of ``tensors``."""
-
-    size: int
-    strides: tuple[int | Along, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,53 +70,30 @@ class Geometry:
     shifted: bool = False
 
 
-def tensors(desc: RandomDescriptor) -> list[Operand]:
-    """``out``, and ``x`` if there is one."""
-    return [o for name in ("out", "x") for o in desc.operands() if o.name == name]
-
-
-def dims(desc: RandomDescriptor) -> list[Dim]:
-    """The dimensions, innermost last, without those of extent 1; adjacent ones are merged where all strides allow it.
-
-    Indices are consecutive along the last one.
-    """
-    shape = desc.out_shape
-    whole = packed_strides(shape if desc.global_shape is None else desc.global_shape)
-    strides = [whole, *(known_strides(o, len(shape)) for o in tensors(desc))]
-    merged: list[Dim] = []
-    for axis, n in enumerate(shape):
-        dim = Dim(n, tuple(s[axis] for s in strides))
-        if n != 1 and merged and continues(merged[-1].strides, dim.strides, n):
-            merged[-1] = Dim(merged[-1].size * n, dim.strides)
-        elif n != 1:
-            merged.append(dim)
-    if not merged or merged[-1].strides[0] != 1:
-        merged.append(Dim(1, (1,) + (0,) * len(tensors(desc))))
-    return merged
-
-
 @fact
 def geometry(desc: RandomDescriptor) -> Geometry:
     *outer, columns = dims(desc)
     shared, elements = 2 if desc.is_wide else 4, block_of(desc)
     if desc.op == "randint" and columns.strides[1] != 1 and desc.element.itemsize < 4:
         elements = min(elements, INTEGERS)
-    beside = [d for d in outer if any(s == 1 != t for s, t in zip(d.strides[1:], columns.strides[1:], strict=True))]
-    across = next((d for d in beside if d.strides[1] == 1), beside[0] if beside else None)
+    turned = beside(outer, columns)
+    across = next((d for d in turned if d.strides[1] == 1), turned[0] if turned else None)
     outer = [d for d in outer if d is not across]
     points, widest = math.prod(d.size for d in outer), columns.size + shared - 1
     is_short = columns.size * max(o.element.itemsize for o in tensors(desc)) <= SHORT_ROW
-    # Threads that neighbour each other along a few elements would write parts of sectors.
-    is_flat = across is not None and across.size * desc.operand("out").element.itemsize < SECTOR <= columns.size // 8
+    # Threads that neighbour each other along a few elements would write small parts of sectors.
+    few = SECTOR // 2 // desc.operand("out").element.itemsize
+    is_flat = across is not None and across.size < few and columns.size // 8 >= SECTOR
     if (
         across is not None
         and across.strides[1] == 1
         and not is_flat
         and (is_short or all(s == 1 for s in across.strides[2:]))
     ):
-        most, least = ODD_COUNTERS, THREADS
+        most, least = MORE_COUNTERS, THREADS
         if is_aligned([*outer, across], shared):
-            most = COUNTERS
+            if desc.op in READING or desc.is_wide:
+                most = COUNTERS
         elif desc.op not in READING:
             most, least = LOOPED_COUNTERS, LOOPED_THREADS
         most = min(ceil_power(max(desc.operand("out").numel // (shared * least), 1)), most)
@@ -142,6 +113,7 @@ def geometry(desc: RandomDescriptor) -> Geometry:
             programs = lines * -(-columns.size // (width - shared))
             return Geometry(tuple(outer), across, columns, shared, height, width, programs, shifted=True)
     else:
+        elements = min(elements, STRIDED)
         reached = columns.size if is_aligned(outer, shared) else widest
         _, width = row_tile(min(elements, max(ceil_power(reached), 8)), elements, reached)
         width = max(width, shared, min(ceil_power(reached), ROW_BYTES // desc.operand("out").element.itemsize))
@@ -160,7 +132,11 @@ def applies(desc: RandomDescriptor, target: Target) -> Support:
 
 
 def rank(desc: RandomDescriptor, target: Target) -> float:
-    return SLOWDOWN * cost(desc)
+    g, drawn = geometry(desc), 0
+    if g.across is None:
+        reached = g.columns.size + (0 if is_aligned(g.outer, g.shared) else g.shared - 1)
+        drawn = math.prod(d.size for d in g.outer) * -(-reached // g.width) * g.width
+    return SLOWDOWN * cost(desc, drawn)
 
 
 @entry("rows", applies, rank)
@@ -169,19 +145,7 @@ def rows(desc: RandomDescriptor, target: Target) -> list[Launch]:
         return []
     g, wide = geometry(desc), desc.operand("out").numel >= I32_LIMIT
 
-    def strides(i: int) -> Arg:
-        """Those of the index (0) or of a tensor; None for 1, along which accesses are consecutive."""
-        o = tensors(desc)[max(i - 1, 0)]
-        tile = [dim for dim in (g.across, g.columns) if dim]
-        far = i == 0 or o.numel >= I32_LIMIT or any(isinstance(d.strides[i], Along) for d in (*g.outer, *tile))
-
-        def along(dim: Dim) -> Arg:
-            stride = dim.strides[i]
-            return Int(stride, far) if i == 0 and isinstance(stride, int) else stride_arg(o, stride, far)
-
-        known = (None if dim is None or dim.strides[i] == 1 else along(dim) for dim in (g.across, g.columns))
-        return padded([along(dim) for dim in g.outer], Int(0, far, 16)), *known
-
+    strides = partial(stride_args, desc, outer=g.outer, tile=(g.across, g.columns))
     lines = g.across.size if g.across else math.prod(d.size for d in g.outer)
     args = {
         **arguments(desc),
@@ -189,7 +153,7 @@ def rows(desc: RandomDescriptor, target: Target) -> list[Launch]:
         "columns": Int(g.columns.size, wide, power_of_two_in(g.columns.size)),
         "index_strides": strides(0),
         "out_strides": strides(1),
-        "x_strides": strides(2) if len(tensors(desc)) > 1 else None,
+        "x_strides": strides(2) if desc.op in READING else None,
     }
     made = {
         **constants(desc),
@@ -200,7 +164,8 @@ def rows(desc: RandomDescriptor, target: Target) -> list[Launch]:
         which, parts = kernels.beside_kernel, -(-g.columns.size // g.width)
         most = MAX_THREAD_REGISTERS if desc.op in READING else None
         args |= {"rows": divisor(lines, wide), "parts": divisor(parts, wide), "threads": Int(g.threads, wide)}
-        made |= {"GROUPS": g.width // g.shared, "BLOCK": 32 * WARPS}
+        whole = g.columns.size % g.width == 0
+        made |= {"WHOLE": whole, "GROUPS": g.width // g.shared, "BLOCK": 32 * WARPS}
     else:
         which = kernels.rows_kernel
         args["rows"] = Int(lines, wide, power_of_two_in(lines))

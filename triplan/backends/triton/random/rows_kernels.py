@@ -178,11 +178,11 @@ def _later(own, following, skipped, WIDE: tl.constexpr):
 @jit
 def _write_beside(
     out, x, parameters, state, out_at, x_at, out_step, x_step, counter, skipped, column, columns, NUMBER, PAIRED, WIDE,
-    GROUPS, SKIPS,
+    GROUPS, SKIPS, WHOLE,
 ):  # fmt: skip
     """Write out[r, c] of GROUPS counters from ``column`` on; SKIPS: the first begins with ``skipped`` other elements.
 
-    out_at, x_at: addresses of the first element.
+    out_at, x_at: addresses of the first element. WHOLE: threads have all of these columns or none, and compare once.
     """
     SHARED: tl.constexpr = 2 if WIDE else 4
     ALL: tl.constexpr = 2**63 - 1 if WIDE else 2**62 - 1
@@ -201,13 +201,14 @@ def _write_beside(
                 found = elements_of(seed, offset, (counter + group) & ALL, parameters, NUMBER, PAIRED, WIDE)
             for i in tl.static_range(SHARED):
                 value = found[i] if PAIRED else NUMBER(found[i], None, parameters, out.dtype.element_ty)
-                tl.store(out_at, value.to(out.dtype.element_ty), mask=column + (group * SHARED + i) < columns)
+                live = column + (0 if WHOLE else group * SHARED + i) < columns
+                tl.store(out_at, value.to(out.dtype.element_ty), mask=live)
                 out_at += out_step
     else:
         given = ()  # all of x before the first store, behind which no load may be moved
         if x is not None:
             for i in tl.static_range(GROUPS * SHARED):
-                given = given + (tl.load(x_at, mask=column + i < columns),)
+                given = given + (tl.load(x_at, mask=column + (0 if WHOLE else i) < columns),)
                 x_at += x_step
         for group in tl.static_range(GROUPS):
             found = own
@@ -221,7 +222,8 @@ def _write_beside(
                 if not PAIRED:
                     x_value = None if x is None else given[group * SHARED + i]
                     value = NUMBER(value, x_value, parameters, out.dtype.element_ty)
-                tl.store(out_at, value.to(out.dtype.element_ty), mask=column + (group * SHARED + i) < columns)
+                live = column + (0 if WHOLE else group * SHARED + i) < columns
+                tl.store(out_at, value.to(out.dtype.element_ty), mask=live)
                 out_at += out_step
 
 
@@ -246,6 +248,7 @@ def beside_kernel(
     WIDE: tl.constexpr,
     ALIGNED: tl.constexpr,
     POINT_TYPE: tl.constexpr,
+    WHOLE: tl.constexpr,
     GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -254,7 +257,8 @@ def beside_kernel(
 
     A thread has a part of a row: the columns of GROUPS counters, which it evaluates; and one more if its row begins
     within a counter, as elements then come from two. Neighbouring threads have neighbouring rows, so that they write
-    neighbouring elements. rows, parts: see ``quotient``; there are ``threads``, BLOCK of them in a program.
+    neighbouring elements. rows, parts: see ``quotient``; there are ``threads``, BLOCK of them in a program. WHOLE: all
+    parts have as many columns.
     """
     keep(state)
     if SCALARS is not None:
@@ -277,10 +281,10 @@ def beside_kernel(
     if ALIGNED and (first & (SHARED - 1)) == 0:
         _write_beside(
             out, x, parameters, state, out_at, x_at, out_step, x_step, counter, skipped, column, count, NUMBER, PAIRED,
-            WIDE, GROUPS, False,
+            WIDE, GROUPS, False, WHOLE,
         )  # fmt: skip
     else:
         _write_beside(
             out, x, parameters, state, out_at, x_at, out_step, x_step, counter, skipped, column, count, NUMBER, PAIRED,
-            WIDE, GROUPS, True,
+            WIDE, GROUPS, True, WHOLE,
         )  # fmt: skip

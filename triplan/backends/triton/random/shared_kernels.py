@@ -217,11 +217,7 @@ def _one(chosen, OUT):
 @jit
 def bernoulli_p(word, x, scalars, OUT):
     limit, all_below = scalars
-    if all_below:
-        found = _one(word == word, OUT)
-    else:
-        found = _one(word < limit, OUT)
-    return found
+    return _one((word < limit) | all_below, OUT)
 
 
 @jit
@@ -254,11 +250,7 @@ def _scale_of(parameters, OUT):
 @jit
 def dropout(word, x, scalars, OUT):
     limit, all_dropped, scale = scalars
-    if all_dropped:
-        found = tl.zeros(x.shape, scale.dtype)
-    else:
-        found = tl.where(word < limit, 0.0, x.to(scale.dtype) * scale)
-    return found
+    return tl.where((word < limit) | all_dropped, 0.0, x.to(scale.dtype) * scale)
 
 
 #: What NUMBERS of some ops take instead of the parameters: computed of them once per program, as it takes f64.
