@@ -446,18 +446,19 @@ def test_rows_of_thousands_are_sorted_by_one_program() -> None:
 @pytest.mark.parametrize("levels", [0, 1, 4])
 def test_bisections_compare_with_what_torchs_do(levels: int, where: str, constant: SetConstant) -> None:
     """In registers, in a loop and last; NaN behind the others, where the result depends on what is compared; operands
-    that are contiguous along rows, of whole tiles and not."""
+    that are contiguous along rows, of whole tiles and not; short rows, several of which a program takes."""
     constant(searching, "LEVELS", levels)
-    x = drawn(21, 40)
+    x = drawn(21, 150)
     x[:, 7] = float("nan")
     for n in (1, 2, 3, 4, 15, 30, 31):
         sequence = drawn(21, n).sort(1).values
         sequence[:, n - n // 3 :] = float("nan")
-        for turned in ((), ("x",), ("out",), ("x", "out")):
+        for m, turned in ((40, ("x",)), (40, ("out",)), (40, ("x", "out")), (150, ()), (11, ()), (1, ("x",))):
             layouts = {name: tp.Layout.strided(unit_axis=0) for name in turned}
-            desc = tp.SearchSortedDescriptor(element="f64", rows=21, n=n, m=40, right=n % 2 == 0, layouts=layouts)
-            assert searching.rows_of(desc) == (16 if turned else 1)
-            given = {"sequence": sequence, "x": x}
+            desc = tp.SearchSortedDescriptor(element="f64", rows=21, n=n, m=m, right=n % 2 == 0, layouts=layouts)
+            assert searching.rows_of(desc) == (16 if m == 40 else 1)
+            assert searching.taken_of(desc) == {40: 0, 150: 0, 11: 2, 1: 32}[m]
+            given = {"sequence": sequence, "x": x[:, :m]}
             assert check_plan(tp.plan(desc, target=target(where)), runs=1, given=given).compared
 
 
@@ -470,7 +471,8 @@ def test_bisections_compare_with_what_torchs_do(levels: int, where: str, constan
         ("f32", 4096, 3000, 8192, False, 32, 2),
         ("f32", 40000, 128, 128, False, 2, 2),
         ("f32", 64, 128, 1024, False, 16, 2),
-        ("f32", 40000, 1, 32, False, 1, 1),
+        ("f32", 40000, 1, 32, False, 8, 1),
+        ("f16", 1000000, 20, 17, False, 8, 2),  # several rows
     ],
 )
 def test_threads_search_for_several_elements_of_many(
