@@ -13,7 +13,7 @@ from samples import SetConstant, same
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
-from triplan.backends.triton.sorting import filtered, radix, searching
+from triplan.backends.triton.sorting import filtered, radix, rows as rows_entry, searching
 from triplan.testing import check_plan
 
 Tensor = torch.Tensor
@@ -481,3 +481,32 @@ def test_threads_search_for_several_elements_of_many(
     layouts = {"out": tp.Layout.strided(unit_axis=0)} if turned else {}
     desc = tp.SearchSortedDescriptor(element=element, rows=rows, n=n, m=m, layouts=layouts)
     assert (searching.warps_of(desc), searching.levels_of(desc)) == (warps, levels)
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param(where, marks=getattr(pytest.mark, where)) for where in ("interpret", "gpu")]
+)
+@pytest.mark.parametrize(
+    ("element", "rows", "n", "layouts", "split"),
+    [
+        ("i16", 9, 48, {}, 1),
+        ("i16", 9, 44, {}, 2),
+        ("f16", 9, 43, {}, 8),
+        ("f16", 9, 48, {"x": tp.Layout.strided(unit_axis=0)}, 8),
+        ("f32", 17, 24, {}, 2),
+        ("i64", 17, 26, {}, 4),
+        ("f64", 17, 21, {}, 8),
+        ("u8", 1, 100, {}, 1),  # threads of four elements, and of a half
+        ("u8", 1, 11, {}, 1),
+    ],
+)
+def test_threads_sort_several_vectors_of_rows(
+    element: tp.ElementKind, rows: int, n: int, layouts: dict[str, tp.Layout], split: int, where: str
+) -> None:
+    x = drawn(rows, n).to(tp.ElementKind(element).torch)
+    for desc in (
+        tp.SortDescriptor(element=element, rows=rows, n=n, descending=True, layouts=layouts),
+        tp.KthValueDescriptor(element=element, rows=rows, n=n, k=n // 2, layouts=layouts),
+    ):
+        assert rows_entry.split_of(desc) == split
+        assert check_plan(required(desc, "rows", target(where)), runs=1, given={"x": x}).compared
