@@ -13,7 +13,7 @@ from samples import SetConstant, same
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
-from triplan.backends.triton.sorting import filtered, radix, searching
+from triplan.backends.triton.sorting import filtered, radix, rows as rows_entry, searching
 from triplan.testing import check_plan
 
 Tensor = torch.Tensor
@@ -446,18 +446,19 @@ def test_rows_of_thousands_are_sorted_by_one_program() -> None:
 @pytest.mark.parametrize("levels", [0, 1, 4])
 def test_bisections_compare_with_what_torchs_do(levels: int, where: str, constant: SetConstant) -> None:
     """In registers, in a loop and last; NaN behind the others, where the result depends on what is compared; operands
-    that are contiguous along rows, of whole tiles and not."""
+    that are contiguous along rows, of whole tiles and not; short rows, several of which a program takes."""
     constant(searching, "LEVELS", levels)
-    x = drawn(21, 40)
+    x = drawn(21, 150)
     x[:, 7] = float("nan")
     for n in (1, 2, 3, 4, 15, 30, 31):
         sequence = drawn(21, n).sort(1).values
         sequence[:, n - n // 3 :] = float("nan")
-        for turned in ((), ("x",), ("out",), ("x", "out")):
+        for m, turned in ((40, ("x",)), (40, ("out",)), (40, ("x", "out")), (150, ()), (11, ()), (1, ("x",))):
             layouts = {name: tp.Layout.strided(unit_axis=0) for name in turned}
-            desc = tp.SearchSortedDescriptor(element="f64", rows=21, n=n, m=40, right=n % 2 == 0, layouts=layouts)
-            assert searching.rows_of(desc) == (16 if turned else 1)
-            given = {"sequence": sequence, "x": x}
+            desc = tp.SearchSortedDescriptor(element="f64", rows=21, n=n, m=m, right=n % 2 == 0, layouts=layouts)
+            assert searching.rows_of(desc) == (16 if m == 40 else 1)
+            assert searching.taken_of(desc) == {40: 0, 150: 0, 11: 2, 1: 32}[m]
+            given = {"sequence": sequence, "x": x[:, :m]}
             assert check_plan(tp.plan(desc, target=target(where)), runs=1, given=given).compared
 
 
@@ -470,7 +471,8 @@ def test_bisections_compare_with_what_torchs_do(levels: int, where: str, constan
         ("f32", 4096, 3000, 8192, False, 32, 2),
         ("f32", 40000, 128, 128, False, 2, 2),
         ("f32", 64, 128, 1024, False, 16, 2),
-        ("f32", 40000, 1, 32, False, 1, 1),
+        ("f32", 40000, 1, 32, False, 8, 1),
+        ("f16", 1000000, 20, 17, False, 8, 2),  # several rows
     ],
 )
 def test_threads_search_for_several_elements_of_many(
@@ -479,3 +481,32 @@ def test_threads_search_for_several_elements_of_many(
     layouts = {"out": tp.Layout.strided(unit_axis=0)} if turned else {}
     desc = tp.SearchSortedDescriptor(element=element, rows=rows, n=n, m=m, layouts=layouts)
     assert (searching.warps_of(desc), searching.levels_of(desc)) == (warps, levels)
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param(where, marks=getattr(pytest.mark, where)) for where in ("interpret", "gpu")]
+)
+@pytest.mark.parametrize(
+    ("element", "rows", "n", "layouts", "split"),
+    [
+        ("i16", 9, 48, {}, 1),
+        ("i16", 9, 44, {}, 2),
+        ("f16", 9, 43, {}, 8),
+        ("f16", 9, 48, {"x": tp.Layout.strided(unit_axis=0)}, 8),
+        ("f32", 17, 24, {}, 2),
+        ("i64", 17, 26, {}, 4),
+        ("f64", 17, 21, {}, 8),
+        ("u8", 1, 100, {}, 1),  # threads of four elements, and of a half
+        ("u8", 1, 11, {}, 1),
+    ],
+)
+def test_threads_sort_several_vectors_of_rows(
+    element: tp.ElementKind, rows: int, n: int, layouts: dict[str, tp.Layout], split: int, where: str
+) -> None:
+    x = drawn(rows, n).to(tp.ElementKind(element).torch)
+    for desc in (
+        tp.SortDescriptor(element=element, rows=rows, n=n, descending=True, layouts=layouts),
+        tp.KthValueDescriptor(element=element, rows=rows, n=n, k=n // 2, layouts=layouts),
+    ):
+        assert rows_entry.split_of(desc) == split
+        assert check_plan(required(desc, "rows", target(where)), runs=1, given={"x": x}).compared

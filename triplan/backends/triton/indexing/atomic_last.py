@@ -54,7 +54,7 @@ def rank(desc: IndexingDescriptor, target: Target) -> float:
     nbytes = workspace(desc, target)
     marks = max(atomics.scattered_us(marked, _position(g).itemsize), queued_us(marked.numel, nbytes))
     before = 2 * OVERLAPPED_LAUNCH_US + nbytes / BYTES_PER_US + index_us(g) + marks
-    if not g.full:
+    if not (g.full or g.apart):
         return before + elements.rank(desc, target)
     stored = stores_us(g, reached(g.table.numel, g.numel))
     return before - elements.SOONER_US + copy_us(g) + stored

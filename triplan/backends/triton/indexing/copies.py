@@ -52,10 +52,11 @@ def copy_us(g: Geometry) -> float:
 
 
 def stores_us(g: Geometry, points: float) -> float:
-    """Microseconds to store ``points`` elements, each with an index of its own; a warp's stores to a sector are one."""
+    """Microseconds to store ``points`` elements, each with an index of its own, or whose neighbours lie apart; a warp's
+    stores to a sector are one."""
     nbytes, lanes = g.table.nbytes, 32
     near = g.slots * min(g.fold[2], lanes) * g.table.element.itemsize / SECTOR  # sectors that a warp can reach
-    stores = points * reached(near, lanes) / lanes
+    stores = points if g.apart else points * reached(near, lanes) / lanes
     missed = reached(nbytes / SECTOR, points) * miss_rate(nbytes)
     return max(STORE_US * stores, queued_us(stores, nbytes)) + MISSED_US * missed
 

@@ -35,6 +35,8 @@ def visited(desc: IndexingDescriptor) -> Geometry:
 def rank(desc: IndexingDescriptor, target: Target) -> float:
     g = visited(desc)
     moved = copy_us(g) - LAUNCH_US
+    if desc.op in STORES and g.apart:
+        moved = max(moved, stores_us(g, g.numel))
     if not g.full:
         return LAUNCH_US - SOONER_US + moved + ELEMENT_US * g.numel
     kept = L2_SHARE

@@ -113,6 +113,11 @@ class Geometry:
         return self.full or self.fold[2] * self.table.element.itemsize < SECTOR
 
     @cached_property
+    def apart(self) -> bool:
+        """Whether neighbours in a slice surely lie in different sectors: the table is contiguous along an index."""
+        return not self.full and self.table.layout.unit_axis in self.indexed
+
+    @cached_property
     def sliced(self) -> Geometry:
         """The same geometry, not ``full`` where the index's layout promises one index per slice (stride 0)."""
         zero = self.index.layout.zero_axes

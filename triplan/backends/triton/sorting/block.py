@@ -28,9 +28,9 @@ LONGEST = 4096
 WARPS = 8
 #: Elements of a thread at least, where a row has so many. Untuned.
 ITEMS = 8
-# Fitted to ``bench anywhere sorting``, seeds 1, 2, 3, 12 and 51, on an H200, by a script that is not published:
-#: Elements that a multiprocessor orders by one digit in a microsecond: each takes about 90 instructions.
-SM_ORDERED_PER_US = 2800
+# Fitted to ``bench anywhere sorting``, seeds 1, 2, 3, 13 and 51, on an H200, by a script that is not published:
+#: Elements that a multiprocessor orders by one digit in a microsecond: each takes about 60 instructions.
+SM_ORDERED_PER_US = 4400
 #: Microseconds of a multiprocessor for each program, and for a warp's counters of one digit.
 PROGRAM_US, COUNTERS_US = 0.025, 0.025
 #: Microseconds of a digit that a program alone waits for: counters are cleared, summed and read again, elements

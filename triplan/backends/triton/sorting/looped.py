@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Int, Launch, Scratch, power_of_two_in
-from triplan.backends.triton.common.card import LAUNCH_US, SM_BYTES_PER_US
+from triplan.backends.triton.common.card import LAUNCH_US, SM_BYTES_PER_US, SM_WARPS, SMS
 from triplan.backends.triton.common.offsets import ceil_power, padded_bytes
 from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.sorting import looped_kernels as kernels
@@ -13,6 +13,9 @@ from triplan.sku import ElementKind, Support, Target
 
 #: Elements of a block at most, in 8 warps. Untuned.
 BLOCK = 2048
+#: Rows of which programs of 8 warps fill an H200: of more, blocks are smaller if they leave fewer lanes behind the end,
+#: of which each block costs as much as so many. Untuned.
+ROWS, BLOCK_LANES = SMS * SM_WARPS // 8, 256
 #: The most elements that are ranked by comparing all pairs. Untuned.
 MOST_TAKEN = 1024
 #: Elements that are ranked at a time, by comparison with so many others at a time. Untuned.
@@ -64,6 +67,9 @@ def digits_of(desc: Selection) -> int:
 def block_of(desc: Selection) -> tuple[int, int]:
     """(elements of a block, warps)."""
     block = min(max(ceil_power(desc.n), 128), BLOCK)
+    if desc.rows > ROWS:
+        smaller = (b for b in (block, block // 2, block // 4) if b >= 128)
+        block = min(smaller, key=lambda b: -(-desc.n // b) * (b + BLOCK_LANES))
     return block, max(block // 256, 1)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from triplan.backends.runtime.launch import Int, Launch
+from triplan.backends.runtime.launch import Int, Launch, power_of_two_in
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power, extent_int
+from triplan.backends.triton.common.strides import known_strides
 from triplan.backends.triton.common.tiles import fits_grid, waves_us
 from triplan.backends.triton.sorting import rows_kernels as kernels
 from triplan.backends.triton.sorting.shared import (
@@ -25,14 +26,20 @@ from triplan.sku import Support, Target
 LONGEST = {1: 2048, 2: 2048, 4: 2048, 8: 1024}
 #: Elements of a program that takes several rows. Untuned.
 HELD = 1024
+#: Elements of a thread.
+ITEMS = 8
+#: Bytes of the widest access of a thread.
+VECTOR_BYTES = 16
 #: Registers of a thread at most. Left alone, ptxas takes 40 in some binaries for sm80, and spills a few.
 REGISTERS = 128
-#: Elements that a multiprocessor moves by one step of a bitonic sort in a microsecond, by bytes of an element: a step
-#: of 32 bits compiles to about 5 instructions an element, one of 64 bits to 11, and it does 64 in a cycle. Untuned.
-SM_STEPS_PER_US = {1: 22_000, 2: 22_000, 4: 10_000, 8: 10_000}
-#: How much longer a program alone takes, whose steps wait for each other: about the geometric mean of problems of
-#: ``bench anywhere sorting``, seeds 1, 2, 3 and 51, on an H200 (0.6 to 5).
-ALONE = 2.2
+# Fitted to ``bench anywhere sorting``, seeds 1, 2, 3, 13 and 51, on an H200, by a script that is not published:
+#: Microseconds of a multiprocessor with many programs for each element: to read and store it, and for a step of a
+#: bitonic sort, in which it is compared with one that this thread holds, this warp, or another one, by shared memory.
+#: Twice as much for each step of packed integers of 64 bits.
+ELEMENT_US, OWN_US, LANE_US, SHARED_US = 3.2e-4, 1.4e-5, 2.8e-5, 5e-4
+#: Microseconds that a program alone takes besides steps, and for each step in a warp; both of threads of ITEMS
+#: elements, and less by the square of a part of them. And for each step between warps.
+ALONE_US, LANE_ALONE_US, SHARED_ALONE_US = 0.6, 0.051, 0.74
 
 
 def tile_of(desc: Ordered) -> tuple[int, int]:
@@ -41,22 +48,49 @@ def tile_of(desc: Ordered) -> tuple[int, int]:
     return min(max(HELD // block, 1), ceil_power(max(desc.rows, 1))), block
 
 
+def held_of(desc: Ordered) -> int:
+    """Elements of a thread."""
+    rows, block = tile_of(desc)
+    return min(ITEMS, max(rows * block // 32, 1))
+
+
+def split_of(desc: Ordered) -> int:
+    """Accesses by which a thread reads its elements: each of as many as are adjacent and surely aligned."""
+    x, held = desc.operand("x"), held_of(desc)
+    across, along = known_strides(x, 2)
+    vector = min(x.alignment, VECTOR_BYTES) // desc.element.itemsize if along == 1 else 1
+    multiple = power_of_two_in(across) if isinstance(across, int) else x.layout.stride_multiple
+    return held // max(min(vector, multiple, held), 1)
+
+
 def supports(desc: Ordered, target: Target) -> Support:
     if desc.n > (longest := LONGEST[desc.element.itemsize]):
         return Support.no(f"rows of {desc.n} elements of {desc.element.itemsize} bytes; programs hold up to {longest}")
     return fits_grid(-(-desc.rows // tile_of(desc)[0]))
 
 
+def steps_of(desc: Ordered) -> tuple[int, int, int]:
+    """Steps of the sort between elements of a thread, of a warp, and of several warps.
+
+    A bitonic sort of 2**k elements has k - i steps between elements that are 2**i apart.
+    """
+    block = tile_of(desc)[1]
+    k, own = block.bit_length() - 1, held_of(desc).bit_length() - 1
+    apart = [k - i for i in range(k)]
+    return sum(apart[:own]), sum(apart[own : own + 5]), sum(apart[own + 5 :])
+
+
 def rank(desc: Ordered, target: Target) -> float:
-    """A bitonic sort of 2**k elements has k * (k + 1) / 2 steps. Untuned."""
     rows, block = tile_of(desc)
-    programs, k = max(-(-desc.rows // rows), 1), block.bit_length() - 1
-    steps = k * (k + 1) // 2 * (2 if desc.element.itemsize == 8 else 1)
-    kept = kept_of(desc)[1]
-    moved = (desc.n * desc.element.itemsize + kept * (desc.element.itemsize + 8)) * rows
-    waves = -(-programs // target.sm_count)
-    sorting_us = max(waves, ALONE) * rows * block * steps / SM_STEPS_PER_US[desc.element.itemsize]
-    return LAUNCH_US + waves_us(programs, moved, target) + sorting_us
+    programs, kept, size = max(-(-desc.rows // rows), 1), kept_of(desc)[1], desc.element.itemsize
+    moved = (desc.n * size + kept * (size + 8)) * rows
+    own, lanes, shared = steps_of(desc)
+    wide = {4: 2, 8: 4}.get(size, 1)  # (8: each half of a key in turn)
+    steps_us = wide * (own * OWN_US + lanes * LANE_US + shared * SHARED_US)
+    each = rows * block * (ELEMENT_US + steps_us)
+    part = (held_of(desc) / ITEMS) ** 2
+    alone = part * (ALONE_US + wide * lanes * LANE_ALONE_US) + wide * shared * SHARED_ALONE_US
+    return LAUNCH_US + max(waves_us(programs, moved, target), -(-programs // target.sm_count) * each, alone)
 
 
 def _rows(desc: Ordered, target: Target) -> list[Launch]:
@@ -66,7 +100,8 @@ def _rows(desc: Ordered, target: Target) -> list[Launch]:
     first, kept = kept_args(desc)
     args = {**row_args(desc), "rows": extent_int(desc.rows), "n": Int(desc.n), "first": first, "kept": kept}
     constants = {**key_constants(desc), "DESCENDING": descending(desc), "ROWS": rows, "BLOCK": block}
-    warps = max(rows * block // 256, 1)
+    constants["SPLIT"] = split_of(desc)
+    warps = max(rows * block // (32 * ITEMS), 1)
     return [
         Launch(
             kernels.sort_rows_kernel, -(-desc.rows // rows), args, constants, num_warps=warps, max_registers=REGISTERS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr
 from triplan.backends.triton.common.card import L2_BYTES, L2_BYTES_PER_US, LAUNCH_US, SECTOR, SMS
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power
@@ -16,8 +18,8 @@ from triplan.sku.facts import fact
 #: Threads that an H200 runs at a time. Where more elements are searched for, a thread has several, whose bisections do
 #: not wait for each other.
 THREADS = SMS * 2048
-#: Elements of a thread at most. LESS of LONG rows, and of tiles, whose threads have elements of several rows: each then
-#: compares with its own registers. From drawn problems on an H200, that of long rows untuned.
+#: Elements of a thread at most. LESS of LONG rows, and where threads have elements of several rows: each then compares
+#: with its own registers. From drawn problems on an H200, that of long rows untuned.
 EACH, LESS = 4, 2
 #: Bytes of a sequence beyond which most loads of a warp touch as many lines of the cache as it has lanes. Untuned.
 LONG = 32 * 128
@@ -32,6 +34,9 @@ LEVELS = 2
 TILE_ROWS = 16
 #: Bytes of the sequences that a tile reads, at most, so that they stay in L1; a tile has SECTOR_ROWS at least. Untuned.
 TILE_BYTES, SECTOR_ROWS = 1 << 15, 4
+#: Elements of a row below which a program takes several rows, one after another: a program of each would leave lanes
+#: idle, and a multiprocessor runs 32 programs at a time. And the warps of such a program. Untuned.
+SHORT, SHORT_WARPS = 128, 8
 
 
 @fact
@@ -50,13 +55,22 @@ def _turned(o: Operand) -> bool:
     return across == 1 and along != 1
 
 
+def taken_of(desc: SearchSortedDescriptor) -> int:
+    """Whole rows that a program takes one after another; 0: it takes a tile."""
+    return block_of(desc) // desc.m if _is_short(desc) else 0
+
+
 def programs(desc: SearchSortedDescriptor) -> int:
+    if taken := taken_of(desc):
+        return -(-desc.rows // taken)
     return -(-desc.rows // rows_of(desc)) * -(-desc.m // block_of(desc))
 
 
 def block_of(desc: SearchSortedDescriptor) -> int:
-    """Elements of a row that a program searches for: as many as leave few lanes idle, of which each program costs as
-    much as a warp of them."""
+    """Elements that a program searches for, of each row of a tile: as many as leave few lanes idle, of which each
+    program costs as much as a warp of them."""
+    if _is_short(desc):  # a program for each multiprocessor at least
+        return min(max(ceil_power(desc.rows * desc.m // SMS), ceil_power(desc.m), 32), 32 * SHORT_WARPS * _each(desc))
     rows = rows_of(desc)
     least = max(32 // rows, 1)
     blocks = (min(max(ceil_power(desc.m), least), _most(desc) // rows) >> i for i in range(3))
@@ -67,9 +81,13 @@ def _is_long(desc: SearchSortedDescriptor) -> bool:
     return desc.n * desc.element.itemsize > LONG
 
 
+def _is_short(desc: SearchSortedDescriptor) -> bool:
+    return 0 < desc.m < SHORT and desc.rows > 1 and rows_of(desc) == 1
+
+
 def _each(desc: SearchSortedDescriptor) -> int:
     """Elements of a thread, if programs are large enough."""
-    most = LESS if _is_long(desc) or rows_of(desc) > 1 else EACH
+    most = LESS if _is_long(desc) or _is_short(desc) or rows_of(desc) > 1 else EACH
     return min(max(ceil_power(desc.rows * desc.m // THREADS + 1) // 2, 1), most)
 
 
@@ -114,8 +132,16 @@ def address(o: Operand) -> Ptr:
 
 
 def _strides(o: Operand) -> tuple[Arg, ...]:
-    """``row_strides``, with None between rows too if ``o`` is contiguous along them alone."""
+    """``row_strides``, between rows of 32 bits if it has no more: the products of each lane are then shorter."""
     across, along = row_strides(o)
+    if isinstance(across, Int):
+        across = replace(across, wide=across.value >= I32_LIMIT)
+    return across, along
+
+
+def _own_strides(o: Operand) -> tuple[Arg, ...]:
+    """``_strides`` of [rows, m], with None between rows too if ``o`` is contiguous along them alone."""
+    across, along = _strides(o)
     return (None if _turned(o) else across, along)
 
 
@@ -124,20 +150,21 @@ def searching(desc: SearchSortedDescriptor, target: Target) -> list[Launch]:
     if desc.rows * desc.m == 0:
         return []
     given = {o.name: o for o in desc.operands()}
-    sorter, block = given.get("sorter"), block_of(desc)
+    sorter, block, taken = given.get("sorter"), block_of(desc), taken_of(desc)
     args = {
         "sequence": address(given["sequence"]),
         "sorter": None if sorter is None else address(sorter),
         "x": address(given["x"]),
         "out": address(given["out"]),
-        "sequence_strides": row_strides(given["sequence"]),
-        "sorter_strides": None if sorter is None else row_strides(sorter),
-        "x_strides": _strides(given["x"]),
-        "out_strides": _strides(given["out"]),
+        "sequence_strides": _strides(given["sequence"]),
+        "sorter_strides": None if sorter is None else _strides(sorter),
+        "x_strides": _own_strides(given["x"]),
+        "out_strides": _own_strides(given["out"]),
         "rows": Int(desc.rows, desc.rows >= I32_LIMIT),
         "n": Int(desc.n, desc.n >= I32_LIMIT),
         "m": Int(desc.m, desc.m >= I32_LIMIT),
-        "blocks": Int(-(-desc.m // block)),
+        "blocks": None if taken else Int(-(-desc.m // block)),
+        "taken": Int(taken) if taken else None,
         "steps": Int((desc.n + 1).bit_length() - 1 - levels_of(desc)),
     }
     constants = {"RIGHT": desc.right, "ROWS": rows_of(desc), "COLS": block, "LEVELS": levels_of(desc)}

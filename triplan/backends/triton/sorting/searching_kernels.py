@@ -66,6 +66,15 @@ def _first(sequence, sorter, sequence_step, sorter_step, v, n, RIGHT, LEVELS):
 
 
 @jit
+def _offset(row, col, strides):
+    """The offset of element ``col`` of ``row``, where a row of None is 0."""
+    offset = axis_offset(col, strides[1])
+    if row is not None:
+        offset += axis_offset(row, strides[0])
+    return offset
+
+
+@jit
 def searchsorted_kernel(
     sequence,
     sorter,
@@ -79,6 +88,7 @@ def searchsorted_kernel(
     n,
     m,
     blocks,
+    taken,
     steps,
     RIGHT: tl.constexpr,
     ROWS: tl.constexpr,
@@ -88,33 +98,46 @@ def searchsorted_kernel(
     """out[r, j] = how many elements of sequence[r] are less than x[r, j]; with RIGHT, less or equal.
 
     sequence: [rows, n]; sorter: None, or [rows, n] of i64; x: [rows, m] of the same type; out: [rows, m] of i32 or i64.
-    A program takes COLS elements of ROWS rows; if several, a stride of None between rows of x or out is 1.
+    A program takes COLS elements of ROWS rows; if several, a stride of None between rows of x or out is 1. Or ``taken``
+    is not None: it takes all of so many rows, whose elements lie one after another in its ROWS * COLS lanes.
 
     A bisection compares with the middle of ``count`` elements from ``low`` on. Every element of x has some left in
     each of the first LEVELS + ``steps`` steps, for which n is at least 2**(LEVELS + steps) - 1; one may be left then.
     """
-    first_row = (tl.program_id(0) // blocks).to(tl.int64) * ROWS
-    first_col = (tl.program_id(0) % blocks).to(m.dtype) * COLS
     # A tile is searched for as one dimension, so that a warp reads the sequence of one row.
     place = tl.arange(0, ROWS * COLS)
-    row, col = first_row, first_col + place
-    known = col < m
-    tile_row, tile_col = first_row + tl.arange(0, ROWS)[:, None], first_col + tl.arange(0, COLS)[None, :]
-    tile_known = (tile_row < rows) & (tile_col < m)
-    if ROWS > 1:
-        row, col = first_row + place // COLS, first_col + place % COLS
-        known = (row < rows) & (col < m)
+    if taken is not None:
+        first_row = tl.program_id(0).to(tl.int64) * taken
+        row = (place.to(tl.uint32) // m.to(tl.uint32)).to(tl.int32)  # (a signed one takes more instructions)
+        col = place - row * m
+        known = row < tl.minimum(rows - first_row, taken).to(tl.int32)
+    else:
+        first_row = (tl.program_id(0) // blocks).to(tl.int64) * ROWS
+        first_col = (tl.program_id(0) % blocks).to(m.dtype) * COLS
+        row, col = None, first_col + place
+        known = col < m
+        tile_row, tile_col = tl.arange(0, ROWS)[:, None], first_col + tl.arange(0, COLS)[None, :]
+        tile_known = (tile_row < rows - first_row) & (tile_col < m)
+        if ROWS > 1:
+            row, col = place // COLS, first_col + place % COLS
+            known = (row < rows - first_row) & (col < m)
+    x += axis_offset(first_row, x_strides[0])
+    out += axis_offset(first_row, out_strides[0])
     if ROWS > 1 and x_strides[0] is None:
         v = tl.load(x + (tile_row + axis_offset(tile_col, x_strides[1])), mask=tile_known, other=0).reshape(ROWS * COLS)
     else:
-        v = tl.load(x + (axis_offset(row, x_strides[0]) + axis_offset(col, x_strides[1])), mask=known, other=0)
+        v = tl.load(x + _offset(row, col, x_strides), mask=known, other=0)
     v = comparable(v)
-    source = tl.minimum(row, rows - 1) if ROWS > 1 else row
-    sequence += source * sequence_strides[0]
+    sequence += axis_offset(first_row, sequence_strides[0])
     sequence_step, sorter_step = sequence_strides[1], None
     if sorter is not None:
-        sorter += source * sorter_strides[0]
+        sorter += axis_offset(first_row, sorter_strides[0])
         sorter_step = sorter_strides[1]
+    if row is not None:
+        source = tl.where(known, row, 0)
+        sequence += axis_offset(source, sequence_strides[0])
+        if sorter is not None:
+            sorter += axis_offset(source, sorter_strides[0])
 
     low, count = _first(sequence, sorter, sequence_step, sorter_step, v, n, RIGHT, LEVELS)
     for _ in range(steps):
@@ -130,4 +153,4 @@ def searchsorted_kernel(
     if ROWS > 1 and out_strides[0] is None:
         tl.store(out + (tile_row + axis_offset(tile_col, out_strides[1])), found.reshape(ROWS, COLS), mask=tile_known)
     else:
-        tl.store(out + (axis_offset(row, out_strides[0]) + axis_offset(col, out_strides[1])), found, mask=known)
+        tl.store(out + _offset(row, col, out_strides), found, mask=known)
