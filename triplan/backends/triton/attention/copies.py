@@ -19,8 +19,8 @@ from triplan.sku.facts import fact
 D = TypeVar("D", bound=AttendingDescriptor)
 #: Elements of a copy per program, and columns at most. Untuned.
 ELEMENTS, MOST_COLUMNS = 4096, 128
-#: Bytes per microsecond that a copy reads and writes: those of gemm's copies. Untuned.
-COPIED_BYTES_PER_US = 2.3e6
+#: Bytes per microsecond that a copy reads and writes, by least squares over bench/results/anywhere-attention-*.
+COPIED_BYTES_PER_US = 2.0e6
 #: Microseconds of a copy besides: the next launch waits for its results. From 2 to 44 queries in
 #: bench/results/anywhere-attention-*.
 COPY_US = 1.8
