@@ -72,6 +72,13 @@ def test_where_it_is_chosen() -> None:
         assert tp.plan(desc, target=H200).sku().kernel == kernel
     many = build("attention", batch=62, queries=256, keys=256, heads=64, key_heads=64, head_dim=21)
     assert tp.plan(many, target=H200).sku().kernel == "tiles"
+    # Exponentials bound narrow heads, and elements that lie apart load slowly (bench anywhere, an H200).
+    narrow = build("attention", batch=4, queries=8192, keys=8192, heads=29, key_heads=29, head_dim=32, causal=True)
+    assert tp.plan(narrow, target=H200).sku().kernel == "wgmma"
+    apart = dict.fromkeys(("q", "k", "v"), COLUMNS)
+    short = {"batch": 2, "queries": 32, "keys": 32, "heads": 18, "key_heads": 18, "head_dim": 256, "causal": True}
+    wide = build("attention_backward", **short, layouts=apart)
+    assert tp.plan(wide, target=H200).sku().kernel == "realigned_wide"
     for op, kernel in KERNELS:
         with pytest.raises(tp.Unsupported, match="TMA can map every operand"):
             required(build(op, head_dim=192 if kernel == "realigned_wide" else 64), kernel, H200)

@@ -9,7 +9,6 @@ from typing import NamedTuple, TypeVar
 from triplan.backends.runtime.launch import Arg, Copy, Int, Launch, Scratch, Stride, power_of_two_in
 from triplan.backends.triton.attention.copies_kernels import rows_copy_kernel
 from triplan.backends.triton.attention.tma import VECTOR, unmappable
-from triplan.backends.triton.common.card import COPIED_BYTES_PER_US
 from triplan.backends.triton.common.copied import on_copies
 from triplan.backends.triton.common.offsets import bits, ceil_power, padded_bytes
 from triplan.descriptors import Operand, packed_strides
@@ -20,6 +19,8 @@ from triplan.sku.facts import fact
 D = TypeVar("D", bound=AttendingDescriptor)
 #: Elements of a copy per program, and columns at most. Untuned.
 ELEMENTS, MOST_COLUMNS = 4096, 128
+#: Bytes per microsecond that a copy reads and writes, by least squares over bench/results/anywhere-attention-*.
+COPIED_BYTES_PER_US = 2.0e6
 #: Microseconds of a copy besides: the next launch waits for its results. From 2 to 44 queries in
 #: bench/results/anywhere-attention-*.
 COPY_US = 1.8

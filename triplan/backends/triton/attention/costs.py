@@ -18,8 +18,15 @@ from triplan.backends.triton.attention.arguments import (
     tiles_of_rows,
 )
 from triplan.backends.triton.common import card
+from triplan.descriptors import Operand
 from triplan.descriptors.attention import AttendingDescriptor
 from triplan.sku import Target
+
+#: How many times as long as in vectors of 16 bytes a row takes to load by single elements. By least squares over the
+#: halves of bench/results/anywhere-attention-*.
+SINGLE = 2.1
+#: The same of elements that do not lie side by side: each takes a sector of 32 bytes.
+APART = 5.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +39,9 @@ class Pace:
         teraflops: TFLOP/s of the products of a step, if each multiprocessor of an H200 has one tile.
         together: how many times as fast a multiprocessor is that has several tiles at once.
         start_us: what the launch takes besides its tiles.
-        loads: bytes per microsecond that a step loads before it multiplies; infinite if it loads meanwhile.
+        loads: bytes per microsecond that are loaded before they multiply; infinite if they are loaded meanwhile.
+        scores: scores per microsecond whose exponentials a step computes after its products; half as many where it
+            masks or caps them. Infinite where other warps multiply meanwhile.
     """
 
     begin_us: float
@@ -41,6 +50,29 @@ class Pace:
     together: float = 1.0
     start_us: float = 0.0
     loads: float = math.inf
+    scores: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a launch has to do.
+
+    Attributes:
+        tiles: of all heads.
+        steps: those of the longest tile, and of the mean one.
+        operations: floating-point operations of a step.
+        scores: those of a step (``scores_of``).
+        begin_bytes: what a tile loads by single elements before its steps (``row_bytes``). Vectors, which are few and
+            all under way at once, are part of ``Pace.begin_us``.
+        step_bytes: what a step loads (``row_bytes``).
+    """
+
+    tiles: int
+    steps: tuple[float, float]
+    operations: float
+    scores: float
+    begin_bytes: float
+    step_bytes: float
 
 
 def pace_of(desc: AttendingDescriptor, paces: Mapping[str, Pace]) -> Pace:
@@ -67,29 +99,56 @@ def steps_of(desc: AttendingDescriptor, rows: int, others: int, tile: tuple[int,
     return (longest if desc.right is None or desc.window_left is None else mean), mean
 
 
-def launch_us(
-    tiles: int, steps: tuple[float, float], operations: float, nbytes: float, pace: Pace, target: Target
-) -> float:
-    """Estimated microseconds of a launch: of its longest tile, or of all that the busiest multiprocessor has.
+def scores_of(desc: AttendingDescriptor, tile: tuple[int, int]) -> float:
+    """Scores of a step; twice as many where they are masked or capped, which takes about as many instructions."""
+    more = desc.right is not None or desc.window_left is not None or desc.mask is not None or desc.softcap > 0
+    return math.prod(tile) * (2.0 if more else 1.0)
 
-    ``steps``: of the longest and the mean tile. ``operations``, ``nbytes``: floating-point operations of a step, and
-    bytes that it loads.
-    """
-    step_us = pace.step_us + operations * card.SMS / (pace.teraflops * card.TERA_PER_US) + nbytes / pace.loads
-    longest, mean = (pace.begin_us + n * step_us for n in steps)
-    busiest = math.ceil(tiles / target.sm_count) * mean / pace.together
+
+def row_bytes(desc: AttendingDescriptor, columns: Mapping[str, int], vector: float = 1.0) -> float:
+    """Bytes of a row of some operands, by their ``columns``; of operands that are read by single elements, as many as
+    vectors would load meanwhile. ``vector``: what a byte counts that is loaded in vectors."""
+    each = {name: _slowness(desc.operand(name)) or vector for name in columns}
+    return sum(n * each[name] for name, n in columns.items()) * desc.element.itemsize
+
+
+def _slowness(o: Operand) -> float:
+    """SINGLE or APART; 0 for an operand that is read in vectors."""
+    if not is_elementwise(o):
+        return 0.0
+    return SINGLE if o.layout.packed or o.layout.unit_axis == len(o.shape) - 1 else APART
+
+
+def launch_us(work: Work, pace: Pace, target: Target) -> float:
+    """Estimated microseconds of a launch: of its longest tile, or of all that the busiest multiprocessor has."""
+    step_us = pace.step_us + work.operations * card.SMS / (pace.teraflops * card.TERA_PER_US)
+    step_us += work.scores / pace.scores + work.step_bytes / pace.loads
+    begin_us = pace.begin_us + work.begin_bytes / pace.loads
+    longest, mean = (begin_us + n * step_us for n in work.steps)
+    busiest = math.ceil(work.tiles / target.sm_count) * mean / pace.together
     return card.LAUNCH_US + pace.start_us + max(longest, busiest)
 
 
 def forward_us(
-    desc: AttendingDescriptor, target: Target, tile: tuple[int, int], columns: tuple[int, int], pace: Pace
+    desc: AttendingDescriptor,
+    target: Target,
+    tile: tuple[int, int],
+    columns: tuple[int, int],
+    pace: Pace,
+    persistent: bool = False,
 ) -> float:
     """Estimated microseconds of the forward op. ``tile``: queries of a tile, and keys of its steps; ``columns``: of a
-    key and of a value."""
-    tiles = tiles_of_rows(desc, desc.queries, tile[0]) * desc.batch * desc.heads
-    steps = steps_of(desc, desc.queries, desc.keys, tile)
-    nbytes = tile[1] * sum(columns) * desc.element.itemsize
-    return streamed_us(desc) + launch_us(tiles, steps, 2.0 * math.prod(tile) * sum(columns), nbytes, pace, target)
+    key and of a value; ``persistent``: whether programs load a tile while they compute another."""
+    key, value = columns
+    work = Work(
+        tiles=tiles_of_rows(desc, desc.queries, tile[0]) * desc.batch * desc.heads,
+        steps=steps_of(desc, desc.queries, desc.keys, tile),
+        operations=2.0 * math.prod(tile) * (key + value),
+        scores=scores_of(desc, tile),
+        begin_bytes=tile[0] * row_bytes(desc, {"q": key}, 0.0),
+        step_bytes=tile[1] * row_bytes(desc, {"k": key, "v": value}),
+    )
+    return _exposed_us(desc, work.tiles, launch_us(work, pace, target), persistent, target)
 
 
 def backward_us(
@@ -99,24 +158,45 @@ def backward_us(
     of_keys: tuple[int, int],
     columns: tuple[int, int],
     pace: Pace,
+    persistent: bool = False,
 ) -> float:
     """Estimated microseconds of the launches for dq and for dk and dv.
 
     ``of_queries``: queries of a tile of dq, and keys of its steps. ``of_keys``: keys of a tile of dk and dv, and
-    queries of its steps. ``columns``: of a key and of a value.
+    queries of its steps. ``columns``, ``persistent``: as in ``forward_us``.
     """
     key, value = columns
-    row = (key + value) * desc.element.itemsize
-    tiles = tiles_of_rows(desc, desc.queries, of_queries[0]) * desc.batch * desc.heads
-    steps = steps_of(desc, desc.queries, desc.keys, of_queries)
-    operations = 2.0 * math.prod(of_queries) * (2 * key + value)
-    found = launch_us(tiles, steps, operations, of_queries[1] * row, pace, target)
-    tiles = tiles_of_rows(desc, desc.keys, of_keys[0]) * desc.batch * desc.key_heads
+    keys_bytes = row_bytes(desc, {"k": key, "v": value})
     longest, mean = steps_of(desc, desc.keys, desc.queries, of_keys)
-    steps, operations = (longest * desc.group, mean * desc.group), 4.0 * math.prod(of_keys) * (key + value)
-    return streamed_us(desc) + found + launch_us(tiles, steps, operations, of_keys[1] * row, pace, target)
+    for_dq = Work(
+        tiles=tiles_of_rows(desc, desc.queries, of_queries[0]) * desc.batch * desc.heads,
+        steps=steps_of(desc, desc.queries, desc.keys, of_queries),
+        operations=2.0 * math.prod(of_queries) * (2 * key + value),
+        scores=scores_of(desc, of_queries),
+        begin_bytes=of_queries[0] * row_bytes(desc, {"q": key, "out": value, "dout": value}, 0.0),
+        step_bytes=of_queries[1] * keys_bytes,
+    )
+    for_keys = Work(
+        tiles=tiles_of_rows(desc, desc.keys, of_keys[0]) * desc.batch * desc.key_heads,
+        steps=(longest * desc.group, mean * desc.group),
+        operations=4.0 * math.prod(of_keys) * (key + value),
+        scores=scores_of(desc, of_keys),
+        begin_bytes=of_keys[0] * row_bytes(desc, {"k": key, "v": value}, 0.0),
+        step_bytes=of_keys[1] * row_bytes(desc, {"q": key, "dout": value}),
+    )
+    both = launch_us(for_dq, pace, target) + launch_us(for_keys, pace, target)
+    return _exposed_us(desc, for_dq.tiles, both, persistent, target)
 
 
 def streamed_us(desc: AttendingDescriptor) -> float:
-    """Microseconds of streaming all operands but the mask. Costs add them: tiles wait for their first operands."""
+    """Microseconds of streaming all operands but the mask."""
     return sum(o.nbytes for o in desc.operands() if o.is_tensor and o.name != "mask") / card.BYTES_PER_US
+
+
+def _exposed_us(desc: AttendingDescriptor, tiles: int, us: float, persistent: bool, target: Target) -> float:
+    """Microseconds of streaming, and of launches for ``tiles`` that compute for ``us``. Tiles wait for their operands;
+    but a persistent program loads those of its next tile while it computes one."""
+    streamed = streamed_us(desc)
+    if not persistent:
+        return streamed + us
+    return max(streamed, us + streamed / max(math.ceil(tiles / target.sm_count), 1))

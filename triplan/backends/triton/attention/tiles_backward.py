@@ -15,7 +15,7 @@ from triplan.backends.triton.attention.arguments import (
     has_edge,
     tiles_of_rows,
 )
-from triplan.backends.triton.attention.costs import Pace, backward_us, pace_of
+from triplan.backends.triton.attention.costs import Pace, backward_us
 from triplan.backends.triton.attention.entries import pointers_entry
 from triplan.backends.triton.attention.tiles_backward_kernels import attention_dkdv_kernel, attention_dq_kernel
 from triplan.backends.triton.common import card
@@ -23,17 +23,17 @@ from triplan.descriptors import AttentionBackwardDescriptor, packed_strides
 from triplan.sku import Support, Target
 
 #: Of the entry and of its numerics ids.
-VERSION = 5
-#: As those of the forward op, but operands of a step are loaded before it. Of parts and f64 from a few problems each.
+VERSION = 6
+#: As those of the forward op, but operands of a step are loaded before it. Of parts and f64 from a few problems each:
+#: steps of parts wait for one thing after another, so that they take about as long with more queries or keys.
 PACES = {
-    "half": Pace(0.75, 0.0, 371.0, loads=2e4),
-    "elements": Pace(2.0, 0.0, 371.0, loads=7.6e3),
-    "wide elements": Pace(2.0, 0.0, 371.0, loads=7.6e3),
+    "half": Pace(0.56, 0.0, 261.0, loads=2.85e4),
     "tf32": replace(tiles.PACES["tf32"], loads=2e4),
-    "parts": Pace(0.0, 0.23, 74.0, together=1.18, loads=4.3e3),
+    "parts": Pace(0.0, 3.8, 74.0, together=1.18, loads=1e5),
     "scalar": Pace(2.4, 0.7, 14.0, together=1.65),
 }
-#: (tile of dq, tile of dk and dv), chosen as ``TILES`` of the forward op.
+#: (tile of dq, tile of dk and dv), chosen as ``TILES`` of the forward op, but those of parts of heads wider than 128,
+#: which spill up to 530 bytes: steps wait so long that a few more instructions cost less than more steps. Untuned.
 TILES = Choice(
     usual={
         ("half", 64): (Tile(128, 64, 8, 2), Tile(32, 128, 8, 1)),
@@ -45,7 +45,7 @@ TILES = Choice(
         ("parts", 32): (Tile(64, 64, 4, 1, 32), Tile(32, 64, 4, 1, 32)),
         ("parts", 64): (Tile(64, 32, 4, 2, 64), Tile(16, 64, 4, 1, 64)),
         ("parts", 128): (Tile(64, 16, 4, 1, 64), Tile(32, 16, 4, 1, 32)),
-        ("parts", 256): (Tile(16, 16, 8, 1, 64), Tile(16, 16, 8, 1, 64)),
+        ("parts", 256): (Tile(16, 64, 8, 1, 64), Tile(32, 16, 8, 1, 64)),
         ("scalar", 64): (Tile(16, 16, 4, 1), Tile(16, 32, 4, 1)),
         ("scalar", 128): (Tile(16, 16, 4, 1), Tile(16, 32, 4, 1)),
         ("scalar", 256): (Tile(16, 16, 4, 1), Tile(16, 16, 4, 1)),
@@ -82,7 +82,7 @@ def rank(desc: AttentionBackwardDescriptor, target: Target) -> float:
     """Estimated microseconds."""
     dq, dkdv = TILES.of(desc, target)
     of_queries, of_keys = (dq.queries, dq.keys), (dkdv.keys, dkdv.queries)
-    return backward_us(desc, target, of_queries, of_keys, columns_of(desc, dq), pace_of(desc, PACES))
+    return backward_us(desc, target, of_queries, of_keys, columns_of(desc, dq), PACES[arithmetic(desc)])
 
 
 def workspace(desc: AttentionBackwardDescriptor, target: Target) -> int:

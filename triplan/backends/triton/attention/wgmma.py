@@ -47,10 +47,10 @@ SHAPES = {
 }
 #: By width of a head, by least squares over bench/results/anywhere-attention-* and attention-*.
 PACES = {
-    64: Pace(0.95, 0.0, 535.0, start_us=2.1),
-    128: Pace(1.6, 0.0, 810.0, start_us=2.1),
-    192: Pace(0.8, 0.0, 785.0, start_us=2.1),
-    256: Pace(1.7, 0.0, 810.0, start_us=2.1),
+    64: Pace(1.4, 0.0, 509.0, start_us=1.6),
+    128: Pace(1.7, 0.0, 734.0, start_us=1.7),
+    192: Pace(1.7, 0.0, 700.0, start_us=1.7),
+    256: Pace(2.6, 0.0, 734.0, start_us=1.3),
 }
 
 
@@ -73,7 +73,7 @@ def rank(desc: AttentionDescriptor, target: Target) -> float:
     """Estimated microseconds."""
     shape = SHAPES[width_of(desc)]
     key, value = (n * shape.chunk for n in chunks_of(desc))
-    return forward_us(desc, target, (TILE, shape.block), (key, value), PACES[width_of(desc)])
+    return forward_us(desc, target, (TILE, shape.block), (key, value), PACES[width_of(desc)], persistent=True)
 
 
 # Besides the values, a row's bits depend only on blocks of keys, which begin at multiples of their number of keys.

@@ -35,7 +35,7 @@ SLOTS = {64: 2, 128: 1}
 #: Constants of the launch for dk and dv of all heads and rows.
 WHOLE = {"first_head": 0, "member_begin": 0, "block_begin": 0, "CONTINUES": False, "ENDS": True}
 #: By width of a head, by least squares over bench/results/anywhere-attention-* and attention-*.
-PACES = {64: Pace(0.5, 0.0, 635.0, start_us=2.7), 128: Pace(2.3, 0.0, 843.0, start_us=2.7)}
+PACES = {64: Pace(2.0, 0.0, 662.0, start_us=1.5), 128: Pace(4.2, 0.0, 813.0)}
 
 
 def tiles_of(desc: AttentionBackwardDescriptor) -> int:
@@ -77,7 +77,7 @@ def supports(desc: AttentionBackwardDescriptor, target: Target) -> Support:
 def rank(desc: AttentionBackwardDescriptor, target: Target) -> float:
     """Estimated microseconds."""
     width = width_of(desc)
-    return backward_us(desc, target, (TILE, TILE), (TILE, ROWS), (width, width), PACES[width])
+    return backward_us(desc, target, (TILE, TILE), (TILE, ROWS), (width, width), PACES[width], persistent=True)
 
 
 def keys_launch(

@@ -84,7 +84,7 @@ def rank(desc: AttentionBackwardDescriptor, target: Target) -> float:
     """Estimated microseconds."""
     width = width_of(desc)
     key, value = (n * SHAPES[width].chunk for n in chunks_of(desc))
-    found = backward_us(desc, target, (TILE, ROWS), (ROWS, ROWS), (key, value), PACES[width])
+    found = backward_us(desc, target, (TILE, ROWS), (ROWS, ROWS), (key, value), PACES[width], persistent=True)
     return wgmma_stored.rows_us(desc) + found
 
 
