@@ -132,6 +132,8 @@ def applies(desc: RandomDescriptor, target: Target) -> Support:
 
 
 def rank(desc: RandomDescriptor, target: Target) -> float:
+    if desc.operand("out").numel == 0:
+        return SLOWDOWN * cost(desc)
     g, drawn = geometry(desc), 0
     if g.across is None:
         reached = g.columns.size + (0 if is_aligned(g.outer, g.shared) else g.shared - 1)
