@@ -230,13 +230,16 @@ def test_integers_of_64_bits_are_divided(where: str, op: str) -> None:
 
 
 def test_the_version_tells_which_ops_got_new_bits() -> None:
-    """Of trees with functions that got a short form (three had one from the beginning), or other bits after that."""
+    """Of trees with functions that got a short form (three had one from the beginning), or other bits after that; and
+    gradients of trees with expm1, which got another gradient."""
     new = SHORT.keys() - {"exp", "sigmoid", "normal_cdf"}
     found = {"expression": 4, "logit_backward": 2, "logit_clamped": 3, "logit_clamped_backward": 2}
     for op in OPS.keys() - found.keys():
         name = op.removesuffix("_backward")
         nodes, _ = spelled_out(*flattened([_expression(op) if name == op else _gradient(name)]))
         names = {str(node[0]) for node in nodes}
+        if name != op and "expm1" in {str(node[0]) for node in spelled_out(*flattened([_expression(name)]))[0]}:
+            names |= new
         if version := 3 if maths.VERSIONS.keys() & names else 2 if new & names else 0:
             found[op] = version
     assert found == VERSIONS

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from triplan.backends.runtime.launch import Int, Launch, power_of_two_in
-from triplan.backends.triton.common.card import MAX_THREAD_REGISTERS, SECTOR
+from triplan.backends.triton.common.card import L2_BYTES, MAX_THREAD_REGISTERS, SECTOR
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, divisor, extents
 from triplan.backends.triton.common.strides import row_tile
 from triplan.backends.triton.random import rows_kernels as kernels
@@ -31,8 +31,9 @@ TURNED_ROWS = (16, 64)
 #: Bytes of a tile's rows at least, if rows have as many: narrower tiles write parts of sectors. Untuned.
 ROW_BYTES = 64
 #: Counters of a thread at most if all tensors are contiguous along rows, and if a loop goes over them or rows begin
-#: within one: it evaluates one more then. Threads below which it has fewer. Untuned.
-COUNTERS, MORE_COUNTERS, THREADS = 4, 8, 1 << 18
+#: within one: it evaluates one more then. MORE_COUNTERS: of 4, 8 and 16 the fastest on an H200. Threads below which it
+#: has fewer: untuned.
+COUNTERS, MORE_COUNTERS, THREADS = 4, 16, 1 << 18
 #: The same of rows that begin within a counter, if no x is read: a loop goes over the counters. Chosen on an H200: two
 #: warps for each scheduler cost less than the counters that more threads would evaluate twice.
 LOOPED_COUNTERS, LOOPED_THREADS = 12, 1 << 15
@@ -81,8 +82,10 @@ def geometry(desc: RandomDescriptor) -> Geometry:
     outer = [d for d in outer if d is not across]
     points, widest = math.prod(d.size for d in outer), columns.size + shared - 1
     is_short = columns.size * max(o.element.itemsize for o in tensors(desc)) <= SHORT_ROW
-    # Threads that neighbour each other along a few elements would write small parts of sectors.
-    few = SECTOR // 2 // desc.operand("out").element.itemsize
+    # Threads that neighbour each other along a few elements would write small parts of sectors, which become whole ones
+    # in the L2 cache only if that holds the result.
+    out = desc.operand("out")
+    few = SECTOR // 2 // out.element.itemsize if out.nbytes > L2_BYTES else 0
     is_flat = across is not None and across.size < few and columns.size // 8 >= SECTOR
     if (
         across is not None
@@ -132,6 +135,8 @@ def applies(desc: RandomDescriptor, target: Target) -> Support:
 
 
 def rank(desc: RandomDescriptor, target: Target) -> float:
+    if desc.operand("out").numel == 0:
+        return SLOWDOWN * cost(desc)
     g, drawn = geometry(desc), 0
     if g.across is None:
         reached = g.columns.size + (0 if is_aligned(g.outer, g.shared) else g.shared - 1)
