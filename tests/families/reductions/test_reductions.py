@@ -469,6 +469,28 @@ def test_columns_that_begin_between_vectors(
 @pytest.mark.parametrize(
     "where", [pytest.param("interpret", marks=pytest.mark.interpret), pytest.param("gpu", marks=pytest.mark.gpu)]
 )
+@pytest.mark.parametrize(
+    ("shape", "axes", "layout"),
+    [
+        ((3, 2, 2049), (0, 1, 2), tp.Layout.strided()),
+        ((5, 2, 4100), (0, 2), tp.Layout.strided()),
+        ((2, 4, 2104), (1, 2), tp.Layout.strided(unit_axis=2, stride_multiple=8)),
+        ((2, 3, 2049), (0, 2), tp.Layout()),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("op", "element"), [("sum", "bf16"), ("argmax", "f16"), ("var", "f32"), ("logsumexp", "bf16")])
+def test_blocks_of_two_rows(op: str, element: str, shape: Any, axes: Any, layout: tp.Layout, where: str) -> None:
+    """Blocks of lines that have several dimensions begin anywhere in a row, and end in the next one."""
+    desc = tp.ReduceDescriptor(op=op, element=element, input_shape=shape, reduce_axes=axes, layouts={"x": layout})
+    found = plan_of(desc)
+    assert found._pieces(found.tile) == 2
+    assert check_plan(tp.plan(desc, target=target(where)), runs=1).compared
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param("interpret", marks=pytest.mark.interpret), pytest.param("gpu", marks=pytest.mark.gpu)]
+)
 @pytest.mark.parametrize(("op", "element"), [("sum", "bf16"), ("all", "f16"), ("amax", "bf16")])
 def test_few_odd_columns(op: str, element: str, where: str, constant: SetConstant) -> None:
     """They are not read in turns: one program has all elements of a chunk, and the last chunk is shorter."""

@@ -8,7 +8,7 @@ from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.reductions import shared_kernels as do
 from triplan.backends.triton.reductions.dims import STEPS, Dim, distance, step_along
 from triplan.backends.triton.reductions.kinds import OTHER_NORM, PAIRS, POSITIONS, TURNED, Kind
-from triplan.backends.triton.reductions.limits import AT_ONCE, GROUP_BYTES, LIGHT_BYTES, WARPS, WAVE_GROUP
+from triplan.backends.triton.reductions.limits import AT_ONCE, EDGES, GROUP_BYTES, LIGHT_BYTES, WARPS, WAVE_GROUP
 from triplan.descriptors import ExpressionReductionDescriptor, Operand
 from triplan.sku import ElementKind
 
@@ -32,6 +32,7 @@ class Loads:
     rowed: bool
     turns: int
     waves: tuple[int, int] | None
+    chunks: int
 
     @property
     def light(self) -> bool:
@@ -63,10 +64,13 @@ class Loads:
         beside = self.across is not None and self.tree is None and self.x.element.itemsize <= 4
         return beside and 1 < self.n <= AT_ONCE and self._aligned() >= 16
 
-    def _in_pieces(self, tile: Tile) -> bool:
-        """Whether lines of several dimensions consist of contiguous pieces of whole blocks."""
+    def _pieces(self, tile: Tile) -> int:
+        """1 if lines of several dimensions consist of contiguous pieces of whole blocks; 2 if a block has elements of
+        two rows of the innermost dimension at most; else 0."""
         several = self.tree is None and self.across is None and not self.rowed and len(self.reduced) > 1
-        return several and self._is_unit(self.reduced[-1]) and self.reduced[-1].size % tile.block == 0
+        if not several or self.reduced[-1].size < tile.block:
+            return 0
+        return 1 if self._is_unit(self.reduced[-1]) and self.reduced[-1].size % tile.block == 0 else 2
 
     def _vectors(self, block: int) -> tuple[int, ...]:
         """Elements per load of each operand, if lines have several dimensions of which the innermost is contiguous."""
@@ -114,18 +118,22 @@ class Loads:
 
         LLVM unrolls loops of sums and products, but only twice, and no longer ones. Of sums of bytes, and of rows, only
         rows of which every few are read gain by it. Moments of rows that begin between vectors are loaded element by
-        element, and few of their loads would wait together.
+        element, and few of their loads would wait together. Short lines that begin between vectors have few blocks
+        without a mask, and are loaded whole.
         """
         if self.waves:
             return WAVE_GROUP
-        if self.tree is not None or self.once or self.rowed or self._shift(tile) > 1 or self._ahead(tile):
+        if self.tree is not None or self.once or self.rowed or self._ahead(tile):
             return 1
+        if (shift := self._shift(tile)) > 1:
+            blocks = -(-(self.n + shift - 1) // tile.block)
+            return blocks if self.chunks == 1 and blocks <= EDGES else 1
         if self._at_once():
             return self.n
         long = self.kind.accumulates in (do.MOMENTS, do.EXPONENTIALS, *POSITIONS)
         item, beside = self.x.element.itemsize, self.across is not None and self._aligned() >= 16
         moments = self.kind.accumulates is do.MOMENTS and self.unit and tile.rows == 1 and self._aligned() < 16
-        pieces = long and self._in_pieces(tile)
+        pieces = long and self._pieces(tile) == 1
         if self.turns == 1 and not (beside and (long or item > 1)) and not pieces and not moments:
             return 1
         most = LIGHT_BYTES if self.light and self.turns == 1 else GROUP_BYTES

@@ -467,7 +467,7 @@ class Plan(Loads):
             "AHEAD": self._ahead(tile),
             "GROUP": group,
             "ALL": 1 < group == self.n // tile.block and self.n % tile.block == 0 and self.chunks == 1,
-            "PIECE": self._in_pieces(tile),
+            "PIECES": self._pieces(tile),
             "TURNS": self.turns,
             "LANES_BESIDE": self.across is not None and self.merging().rows >= SECTOR_LANES,
             "FUNCTION": None if self.tree is None else expressions.fused(self.tree, False),

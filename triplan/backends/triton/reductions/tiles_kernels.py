@@ -10,6 +10,7 @@ so are those beside the last of lines that lie side by side.
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
+from triplan.backends.triton.common.offsets_kernels import quotient
 from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.reductions.shared_kernels import (
     ARGMAX,
@@ -35,21 +36,32 @@ from triplan.backends.triton.reductions.shared_kernels import (
 
 
 @jit
-def loaded(x, x_at, start, col, reduced, live, UNIT: tl.constexpr, VECTOR: tl.constexpr, PIECE: tl.constexpr = False):
+def loaded(x, x_at, start, col, reduced, live, UNIT: tl.constexpr, VECTOR: tl.constexpr, PIECES: tl.constexpr = 0):
     """x at positions ``start + col`` of each line.
 
-    ``col``: [BLOCK] of i32; ``live``: which elements exist, or None. PIECE: those of a block are contiguous.
+    ``col``: [BLOCK] of i32; ``live``: which elements exist, or None. PIECES: 1 if those of a block are contiguous, 2 if
+    it has those of two rows of the innermost dimension at most, 0 if neither is known.
     """
     if UNIT:
         # The start is not added to ``col``: distances between a thread's elements then are constants of its loads.
         at = x + start.to(tl.int64) + x_at[:, None] + col[None, :]
-    elif PIECE:
+    elif PIECES == 1:
         along = tl.max_contiguous(tl.multiple_of(offset_of(start, reduced, 1) + col, VECTOR), VECTOR)
         at = x + x_at[:, None] + along[None, :]
     elif len(reduced) == 1:
         # What differs between elements is computed before the loop: between the loads of many elements, products of 64
         # bits keep ptxas (of Triton 3.6) from more than one load at a time.
         at = x + offset_of(start, reduced, 1) + (x_at[:, None] + offset_of(col, reduced, 1)[None, :])
+    elif PIECES == 2:
+        # Divisions for each element would take longer than reading it.
+        size, stride = reduced[0][0][0], reduced[0][1]
+        begin = offset_of(start, reduced, 1)
+        left = size - (start - quotient(start, reduced[0][0]) * size)
+        beyond = offset_of(start + left, reduced, 1) - begin - left.to(tl.int64) * stride
+        along = col.to(tl.int64) * stride + tl.where(col >= left, beyond, 0)
+        if VECTOR > 1:
+            along = tl.max_contiguous(tl.multiple_of(along, VECTOR), VECTOR)
+        at = x + begin + (x_at[:, None] + along[None, :])
     else:
         at = x + x_at[:, None] + offset_of(start + col, reduced, 1, VECTOR)[None, :]
     return tl.load(at) if live is None else tl.load(at, mask=live, other=0)
@@ -68,10 +80,10 @@ def taken(
     COMPUTE: tl.constexpr,
     UNIT: tl.constexpr,
     VECTOR: tl.constexpr,
-    PIECE: tl.constexpr = False,
+    PIECES: tl.constexpr = 0,
 ):
     """What is ``loaded``, mapped as it is accumulated."""
-    return element_of(loaded(x, x_at, start, col, reduced, live, UNIT, VECTOR, PIECE), order, MAP, COMPUTE)
+    return element_of(loaded(x, x_at, start, col, reduced, live, UNIT, VECTOR, PIECES), order, MAP, COMPUTE)
 
 
 @jit
@@ -107,7 +119,7 @@ def several(
     left,
     UNIT: tl.constexpr,
     VECTOR: tl.constexpr,
-    PIECE: tl.constexpr,
+    PIECES: tl.constexpr,
     GROUP: tl.constexpr,
 ):
     """The elements of GROUP blocks of each line, from ``start`` on: see ``loaded``. ``left``: how many elements there
@@ -116,7 +128,7 @@ def several(
     for i in tl.static_range(GROUP):
         at = start + i * col.shape[0]
         live = None if left is None else (col < left - i * col.shape[0])[None, :]
-        blocks = blocks + (loaded(x, x_at, at, col, reduced, live, UNIT, VECTOR, PIECE),)
+        blocks = blocks + (loaded(x, x_at, at, col, reduced, live, UNIT, VECTOR, PIECES),)
     return blocks
 
 
@@ -161,6 +173,19 @@ def group_of(
 
 
 @jit
+def edge_loaded(x, x_at, step, first, skipped, end, inside, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+    """(Elements of a block of which some places may lie outside the line, which of them belong to it).
+
+    x_at, skipped, end: [ROWS]. Place p of the block, from step * BLOCK on, is x[x_at + first + p]; it belongs to the
+    line if skipped <= p < end. A vector of SHIFT places is read if one of them does.
+    """
+    place = step * BLOCK + tl.arange(0, BLOCK)
+    known = inside[:, None] & ((place // SHIFT * SHIFT)[None, :] < end[:, None])
+    live = known & (place[None, :] >= skipped[:, None]) & (place[None, :] < end[:, None])
+    return tl.load(x + x_at[:, None] + (first + place)[None, :], mask=known, other=0), live
+
+
+@jit
 def edge_of(
     x,
     a,
@@ -179,16 +204,9 @@ def edge_of(
     SHIFT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The accumulators (a, b), merged with the elements of a block of which some places may lie outside the line.
-
-    x_at, skipped, end: [ROWS]. Place p of the block, from step * BLOCK on, is x[x_at + first + p]; it belongs to the
-    line if skipped <= p < end. A vector of SHIFT places is read if one of them does.
-    """
-    place = step * BLOCK + tl.arange(0, BLOCK)
-    known = inside[:, None] & ((place // SHIFT * SHIFT)[None, :] < end[:, None])
-    v = element_of(tl.load(x + x_at[:, None] + (first + place)[None, :], mask=known, other=0), order, MAP, COMPUTE)
-    live = known & (place[None, :] >= skipped[:, None]) & (place[None, :] < end[:, None])
-    return step_of(a, b, v, live, step + 1, KIND, IDENTITY)
+    """The accumulators (a, b), merged with the elements of a block that is ``edge_loaded``."""
+    v, live = edge_loaded(x, x_at, step, first, skipped, end, inside, SHIFT, BLOCK)
+    return step_of(a, b, element_of(v, order, MAP, COMPUTE), live, step + 1, KIND, IDENTITY)
 
 
 @jit
@@ -273,7 +291,7 @@ def reduce_kernel(
     AHEAD: tl.constexpr,
     GROUP: tl.constexpr,
     ALL: tl.constexpr,
-    PIECE: tl.constexpr,
+    PIECES: tl.constexpr,
     TURNS: tl.constexpr,
     LANES_BESIDE: tl.constexpr,
     POINT_TYPE: tl.constexpr,
@@ -287,9 +305,10 @@ def reduce_kernel(
     ``store_second``; firsts, seconds: [lanes, chunks] of accumulators, or None. A program reduces one chunk of ROWS
     lines with BLOCK accumulators a line, each over every BLOCK-th element, which are merged at the end. BESIDE: see
     ``neighbours``; FLAT: ``flat_lines``; LANES_BESIDE: ``accumulator_at``. AHEAD: a block is loaded before the previous
-    one is accumulated; GROUP is 1 then. GROUP: so many blocks are loaded before the first of them is accumulated; ALL:
-    lines have no other blocks. PIECE: lines have several dimensions, and consist of whole blocks that lie within the
-    innermost, which is contiguous.
+    one is accumulated; GROUP is 1 then. GROUP: so many blocks are loaded before the first of them is accumulated, and
+    if SHIFT > 1 a line has no others; ALL: lines have no other blocks. PIECES: 1 where lines have several dimensions,
+    and consist of whole blocks that lie within the innermost, which is contiguous; 2 where the innermost one of several
+    is as long as a block at least.
 
     SHIFT = 1: lines are read from their first element on. SHIFT > 1, with ROWS = 1: vectors of SHIFT elements are
     aligned, and a line may begin at any element of one. It is read from that vector on: element k of a line that begins
@@ -363,15 +382,25 @@ def reduce_kernel(
         skipped = x_at % SHIFT
         x_at = tl.multiple_of(x_at - skipped, SHIFT)
         end = length + skipped
-        a, b = edge_of(x, a, b, x_at, 0, first, skipped, end, inside, order, KIND, MAP, IDENTITY, COMPUTE, SHIFT, BLOCK)
-        for step in range(1, whole):
-            start = first + step * BLOCK
-            v = taken(x, x_at, start, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR)
-            a, b = step_of(a, b, v, None, step + 1, KIND, IDENTITY)
-        for step in range(tl.maximum(whole, 1), tl.cdiv(length + SHIFT - 1, BLOCK)):
+        if GROUP > 1:
+            edges = ()
+            for step in tl.static_range(GROUP):
+                edges = edges + (edge_loaded(x, x_at, step, first, skipped, end, inside, SHIFT, BLOCK),)
+            for step in tl.static_range(GROUP):
+                v = element_of(edges[step][0], order, MAP, COMPUTE)
+                a, b = step_of(a, b, v, edges[step][1], step + 1, KIND, IDENTITY)
+        else:
             a, b = edge_of(
-                x, a, b, x_at, step, first, skipped, end, inside, order, KIND, MAP, IDENTITY, COMPUTE, SHIFT, BLOCK
+                x, a, b, x_at, 0, first, skipped, end, inside, order, KIND, MAP, IDENTITY, COMPUTE, SHIFT, BLOCK
             )
+            for step in range(1, whole):
+                start = first + step * BLOCK
+                v = taken(x, x_at, start, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR)
+                a, b = step_of(a, b, v, None, step + 1, KIND, IDENTITY)
+            for step in range(tl.maximum(whole, 1), tl.cdiv(length + SHIFT - 1, BLOCK)):
+                a, b = edge_of(
+                    x, a, b, x_at, step, first, skipped, end, inside, order, KIND, MAP, IDENTITY, COMPUTE, SHIFT, BLOCK
+                )
         # In one axis: a gather along the second of two spills thousands of bytes.
         turn = (tl.sum(skipped, 0).to(tl.int32) + col) % BLOCK
         a = tl.gather(tl.reshape(a, (BLOCK,)), turn, 0)[None, :]
@@ -384,7 +413,7 @@ def reduce_kernel(
             a, b = step_of(a, b, v, live, 1, KIND, IDENTITY)
     else:
         if ALL:
-            blocks = several(x, x_at, first, col, reduced, None, UNIT, VECTOR, PIECE, GROUP)
+            blocks = several(x, x_at, first, col, reduced, None, UNIT, VECTOR, PIECES, GROUP)
             a, b = group_of(a, b, blocks, 0, order, KIND, MAP, COMPUTE, IDENTITY)
         elif AHEAD:
             if whole > 0:
@@ -399,13 +428,13 @@ def reduce_kernel(
             grouped = whole // GROUP * GROUP if GROUP > 1 else 0
             for step in range(0, grouped, GROUP):
                 start = first + step * BLOCK
-                blocks = several(x, x_at, start, col, reduced, None, UNIT, VECTOR, PIECE, GROUP)
+                blocks = several(x, x_at, start, col, reduced, None, UNIT, VECTOR, PIECES, GROUP)
                 a, b = group_of(a, b, blocks, step, order, KIND, MAP, COMPUTE, IDENTITY)
             if ACROSS and GROUP > 1:  # a mask along lines does not narrow loads across them
                 if grouped * BLOCK < length:
                     left = length - grouped * BLOCK
                     start = first + grouped * BLOCK
-                    blocks = several(x, x_at, start, col, reduced, left, UNIT, VECTOR, PIECE, GROUP)
+                    blocks = several(x, x_at, start, col, reduced, left, UNIT, VECTOR, PIECES, GROUP)
                     for i in tl.static_range(GROUP):
                         v = element_of(blocks[i], order, MAP, COMPUTE)
                         live = (col < left - i * BLOCK)[None, :]
@@ -413,9 +442,9 @@ def reduce_kernel(
             else:
                 for step in range(grouped, whole):
                     start = first + step * BLOCK
-                    v = taken(x, x_at, start, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR, PIECE)
+                    v = taken(x, x_at, start, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR, PIECES)
                     a, b = step_of(a, b, v, None, step + 1, KIND, IDENTITY)
-        if not ALL and not PIECE and not (ACROSS and GROUP > 1) and whole * BLOCK < length:
+        if not ALL and PIECES != 1 and not (ACROSS and GROUP > 1) and whole * BLOCK < length:
             start = first + whole * BLOCK
             live = (col < count - start)[None, :]
             v = taken(x, x_at, start, col, reduced, live, order, MAP, COMPUTE, UNIT, VECTOR)

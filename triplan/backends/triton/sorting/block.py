@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from triplan.backends.runtime.launch import Int, Launch
-from triplan.backends.triton.common.card import LAUNCH_US
+from triplan.backends.triton.common.card import LAUNCH_US, SECTOR
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.tiles import fits_grid, waves_us
 from triplan.backends.triton.sorting import block_kernels as kernels
@@ -54,7 +54,10 @@ def supports(desc: Ordered, target: Target) -> Support:
 
 
 def rank(desc: Ordered, target: Target) -> float:
-    moved = desc.n * desc.element.itemsize + kept_of(desc)[1] * (desc.element.itemsize + 8)
+    outputs = [o for o in desc.operands() if o.is_written]
+    # A program writes one row, which may take a sector of each place.
+    written = sum(SECTOR if len(o.shape) > 1 and o.layout.unit_axis == 0 else o.element.itemsize for o in outputs)
+    moved = desc.n * desc.element.itemsize + kept_of(desc)[1] * written
     return LAUNCH_US + waves_us(max(desc.rows, 1), moved, target) + ordered_us(desc, desc.n, target)
 
 

@@ -37,9 +37,10 @@ REGISTERS = 128
 #: bitonic sort, in which it is compared with one that this thread holds, this warp, or another one, by shared memory.
 #: Twice as much for each step of packed integers of 64 bits.
 ELEMENT_US, OWN_US, LANE_US, SHARED_US = 3.2e-4, 1.4e-5, 2.8e-5, 5e-4
-#: Microseconds that a program alone takes besides steps, and for each step in a warp; both of threads of ITEMS
-#: elements, and less by the square of a part of them. And for each step between warps.
-ALONE_US, LANE_ALONE_US, SHARED_ALONE_US = 0.6, 0.051, 0.74
+#: Microseconds that a program alone takes besides steps, for each step in a warp, and for what is between the two sorts
+#: of 64 bits; all of threads of ITEMS elements, and less by the square of a part of them. And for each step between
+#: warps.
+ALONE_US, LANE_ALONE_US, BETWEEN_US, SHARED_ALONE_US = 0.6, 0.085, 0.8, 0.74
 
 
 def tile_of(desc: Ordered) -> tuple[int, int]:
@@ -88,8 +89,10 @@ def rank(desc: Ordered, target: Target) -> float:
     wide = {4: 2, 8: 4}.get(size, 1)  # (8: each half of a key in turn)
     steps_us = wide * (own * OWN_US + lanes * LANE_US + shared * SHARED_US)
     each = rows * block * (ELEMENT_US + steps_us)
-    part = (held_of(desc) / ITEMS) ** 2
-    alone = part * (ALONE_US + wide * lanes * LANE_ALONE_US) + wide * shared * SHARED_ALONE_US
+    # A program alone waits for a step in a warp as long as its integers are wide or not.
+    part, sorts = (held_of(desc) / ITEMS) ** 2, 2 if size == 8 else 1
+    alone = part * (ALONE_US + sorts * lanes * LANE_ALONE_US + (sorts - 1) * BETWEEN_US)
+    alone += wide * shared * SHARED_ALONE_US
     return LAUNCH_US + max(waves_us(programs, moved, target), -(-programs // target.sm_count) * each, alone)
 
 
