@@ -30,8 +30,9 @@ DIVIDED_FROM, SEVERAL, SEVERAL_WARPS = 16, 1024, 4
 #: Bytes of compute elements up to which a thread has whole rows, a vector of neighbours, where these lie side by side;
 #: and bytes that such a program loads at least, if it has few warps: smaller ones leave memory idle.
 MOST_BESIDE, SHORT_BYTES = 256, 4096
-#: Elements of a row and its neighbours up to which programs go on to the next ones: a quarter of SEVERAL. Untuned.
-FEW_AMONG = 256
+#: Elements of a row and its neighbours up to which programs go on to the next ones: half of SEVERAL. Neighbours that
+#: fill more of a tile are faster by themselves. (From a run on an H200.)
+FEW_AMONG = 512
 #: Time of long rows that leave a quarter or more of the lanes empty, relative to the estimate, forward and backward: if
 #: there are more rows than multiprocessors. And the shortest tile of such rows. From drawn problems on an H200.
 IDLE, IDLE_FROM = (1.07, 1.15), 8192
