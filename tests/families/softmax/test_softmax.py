@@ -74,16 +74,6 @@ def test_parts_of_short_rows(where: str, op: str, element: str, n: int, gaps: bo
     assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
 
 
-@pytest.mark.parametrize("n", [9, 31])
-@pytest.mark.parametrize("element", ["f16", "bf16", "f32", "f64"])
-@pytest.mark.parametrize("op", ["softmax", "log_softmax", "softmax_backward", "log_softmax_backward"])
-@pytest.mark.parametrize("where", WHERE)
-def test_short_odd_rows_are_exchanged(where: str, op: str, element: str, n: int) -> None:
-    """A program of 128 rows, and one of the last three. (The interpreter has no ``tl.where`` of bf16 and a number.)"""
-    plan = tp.plan(build(op, (131, n), element=element), target=target(where), kernel="packed")
-    assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
-
-
 @pytest.mark.parametrize("n", [8193, 16383, 17002])
 @pytest.mark.parametrize("op", ["softmax_backward", "log_softmax_backward"])
 @pytest.mark.parametrize("where", WHERE)
