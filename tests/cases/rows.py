@@ -13,9 +13,8 @@ from cases import places, repeats
 from triplan.testing import args_for, check_plan, oracle
 
 OPS = (*softmax.OPS, *norms.OPS)
-#: (op, kernel), but for the one that takes few lengths alone
-ENTRIES = [(op, entry) for op in OPS for entry in tp.TABLE.rows(op) if entry.name != "packed"]
-KERNELS = [(op, entry.name) for op, entry in ENTRIES if entry.backend is tp.BackendKind.TRITON]
+#: (op, kernel)
+KERNELS = [(op, entry.name) for op in OPS for entry in tp.TABLE.rows(op) if entry.backend is tp.BackendKind.TRITON]
 #: Rows of four that a careless formula gets wrong.
 SPECIAL = {
     "all -inf": [-float("inf")] * 4,

@@ -25,6 +25,8 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
         desc = cls(op=op, input_shape=(64, 1000, 304), scan_axis=1, element=element, **options[-1])
         yield desc
         yield desc.replace(layouts={o.name: "strided" for o in desc.operands()})
+        short = 64 // max(desc.element.itemsize, 4)
+        yield cls(op=op, input_shape=(short, 2**15), scan_axis=0, element=element, **options[-1])
 
 
 def asks(desc: Any, entry: str, name: str) -> Patterns:

@@ -12,8 +12,6 @@ import triplan as tp
 from proofs import Kind, draw, joins
 from proofs.rows import Rows, size
 
-#: Elements of rows that ``packed`` takes, which begin between two vectors.
-SHORT = 31
 OPS = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
 
 
@@ -40,8 +38,7 @@ def softmax_values(op: str, n: int, length: int, element: tp.ElementKind, kind: 
     if kind == "cancelling":
         # Equal and opposite terms: of the sum nothing is left but the rounding of one order.
         half = length // 2
-        spread = 10 if length == SHORT else 6  # sums of few terms round rarely
-        dout *= 2.0 ** torch.randint(-spread, spread + 1, dout.shape, generator=g)
+        dout *= 2.0 ** torch.randint(-6, 7, dout.shape, generator=g)
         out[:, half : 2 * half] = out[:, :half]
         dout[:, half : 2 * half] = -dout[:, :half]
         if op == "log_softmax_backward":
@@ -53,9 +50,9 @@ def on_the_edge(n: int, length: int, element: tp.ElementKind, g: torch.Generator
     """Rows whose largest elements have results half-way between two numbers of ``element``, so close that the rounding
     of their sum of exponentials decides: any other order of adding shows, in narrow results as well."""
     x = (-1 - torch.randn(n, length, generator=g, dtype=torch.float64).abs()).to(element.torch)
-    # Up to 32 ones, then room for more of them and for what makes the sum exactly as wanted, then whatever else.
-    ones, room = min(32, length // 2), min(32 + length // 16, length - 4)
-    x[:, :ones], x[:, ones:room] = 0, -math.inf
+    # 32 ones, then room for more of them and for what makes the sum exactly as wanted, then whatever else.
+    room = 32 + length // 16
+    x[:, :32], x[:, 32:room] = 0, -math.inf
     kept = x[:, room:].double().exp().sum(1)
     total = x.double().exp().sum(1)
     near = (1 / (total * 1.03)).to(element.torch)
@@ -63,8 +60,8 @@ def on_the_edge(n: int, length: int, element: tp.ElementKind, g: torch.Generator
     # Some rows are a little off, as approximate exponentials are.
     off = torch.linspace(-1, 1, n, dtype=torch.float64)
     wanted *= 1 + 2e-7 * off**3
-    whole = torch.arange(room - 24) < (wanted - kept).floor()[:, None]
-    x[:, : room - 24] = torch.where(whole, 0, -math.inf).to(x.dtype)
+    ones = torch.arange(room - 24) < (wanted - kept).floor()[:, None]
+    x[:, : room - 24] = torch.where(ones, 0, -math.inf).to(x.dtype)
     for at in range(room - 24, room):
         left = wanted - kept - x[:, :room].double().exp().sum(1)
         v = left.clamp(min=1e-300).log().to(element.torch)
@@ -78,13 +75,11 @@ def _stepped(v: Tensor, away: int) -> Tensor:
     return (v.view(tp.ElementKind.of(v.dtype).bits.torch) + away).view(v.dtype)
 
 
-def softmax_problem(
-    op: str, n: int, element: tp.ElementKind, kind: Kind, long: bool = False, short: bool = False
-) -> Softmax:
-    n, length = (n, SHORT) if short else size(n, long)
+def softmax_problem(op: str, n: int, element: tp.ElementKind, kind: Kind, long: bool = False) -> Softmax:
+    n, length = size(n, long)
     desc = tp.descriptor_types()[op](input_shape=(n, length), softmax_axis=1, element=element)
     return Softmax(desc, partial(softmax_values, op, n, length, element, kind))
 
 
 for _op in OPS:
-    joins(_op, {}, {"long": True}, {"short": True})(partial(softmax_problem, _op))
+    joins(_op, {}, {"long": True})(partial(softmax_problem, _op))

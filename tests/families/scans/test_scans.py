@@ -13,7 +13,7 @@ from samples import SetConstant
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
-from triplan.backends.triton.scans import shared, split
+from triplan.backends.triton.scans import rows, shared, split
 from triplan.testing import check_plan
 
 FUNCTIONS = ("cumsum", "cumprod")
@@ -117,6 +117,20 @@ def test_rows_that_begin_anywhere(where: str, kernel: str | None, element: str) 
             assert constants["GROUP"] == (2 if element == "f64" else 4)
             assert constants["ROWS"] > 1 or one is not pages
         assert check_plan(plan, runs=1, passes=("unit",)).compared
+
+
+@pytest.mark.parametrize(("element", "n"), [("bf16", 9), ("f32", 3), ("f64", 8), ("i64", 5)])
+@pytest.mark.parametrize("where", WHERE)
+def test_many_short_rows_side_by_side(where: str, element: str, n: int, constant: SetConstant) -> None:
+    """Tiles of 128 rows, at two outer points; longer rows, or fewer, have as many a tile as sectors have elements."""
+    constant(rows, "ENOUGH", 4)
+    desc = tp.ScanDescriptor(op="cumprod", input_shape=(2, n, 259), scan_axis=1, element=element, reverse=n == 3)
+    plan = tp.plan(desc, target=target(where), kernel="rows")
+    assert plan.launches[0].constexprs["ROWS"] == 128
+    assert check_plan(plan, runs=1, passes=("unit",)).compared
+    for shape in ((2, n, 255), (2, 33, 259)):
+        fewer = tp.plan(desc.replace(input_shape=shape), target=target(where), kernel="rows")
+        assert fewer.launches[0].constexprs["ROWS"] < 128
 
 
 @pytest.mark.parametrize("n", [1, 32, 33, 1101])

@@ -41,37 +41,36 @@ def test_parts_of_rows_that_begin_anywhere(where: str, op: str, n: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "gaps", "parts"),
+    ("element", "n", "gaps", "parts"),
     [
-        (10, True, (2, 2)),
-        (13, True, (8, 8)),
-        (25, True, (16, 16)),
-        (33, False, (8, 8)),
-        (41, True, (16, 16)),
-        (45, False, (8, 16)),
-        (49, False, (16, 32)),
-        (63, True, (32, 32)),
+        ("f16", 10, True, (2, 2)),
+        ("f16", 13, True, (8, 8)),
+        ("f16", 25, True, (16, 16)),
+        ("f16", 33, False, (8, 8)),
+        ("f16", 41, True, (16, 16)),
+        ("f16", 45, False, (8, 16)),
+        ("f16", 49, False, (16, 32)),
+        ("f16", 63, True, (32, 32)),
+        ("bf16", 9, False, (2, 2)),
+        ("bf16", 31, False, (16, 16)),
+        ("f32", 9, False, (2, 2)),
+        ("f32", 13, True, (8, 8)),
+        ("f32", 19, False, (4, 4)),
+        ("f32", 31, False, (8, 8)),
+        ("f64", 9, False, (2, 2)),
+        ("f64", 13, False, (4, 4)),
+        ("f64", 31, False, (4, 4)),
     ],
 )
 @pytest.mark.parametrize("op", ["softmax", "log_softmax_backward"])
 @pytest.mark.parametrize("where", WHERE)
-def test_parts_of_short_rows_of_16_bits(where: str, op: str, n: int, gaps: bool, parts: tuple[int, int]) -> None:
-    """Of those that nearly fill a tile, and of results with gaps, parts are longer."""
-    desc = build(op, (9, n), element="f16")
+def test_parts_of_short_rows(where: str, op: str, element: str, n: int, gaps: bool, parts: tuple[int, int]) -> None:
+    """Of those that nearly fill a tile, and of results of 16 bits with gaps, parts are longer."""
+    desc = build(op, (9, n), element=element)
     if gaps:
         desc = desc.replace(layouts={o.name: Layout.strided(unit_axis=1) for o in desc.operands()})
     plan = tp.plan(desc, target=target(where), kernel="rows")
     assert plan.launches[0].constexprs["BLOCK"] == parts[op.endswith("backward")]
-    assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
-
-
-@pytest.mark.parametrize("n", [9, 31])
-@pytest.mark.parametrize("element", ["f16", "bf16", "f32", "f64"])
-@pytest.mark.parametrize("op", ["softmax", "log_softmax", "softmax_backward", "log_softmax_backward"])
-@pytest.mark.parametrize("where", WHERE)
-def test_short_odd_rows_are_exchanged(where: str, op: str, element: str, n: int) -> None:
-    """A program of 128 rows, and one of the last three. (The interpreter has no ``tl.where`` of bf16 and a number.)"""
-    plan = tp.plan(build(op, (131, n), element=element), target=target(where), kernel="packed")
     assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from triplan.backends.triton.common.card import L2_BYTES, LAUNCH_US
+from triplan.backends.triton.common.rows import ENOUGH
 from triplan.backends.triton.common.rows_entries import Entry, WholeRows
 from triplan.backends.triton.common.tiles import Tile, tile_of
 from triplan.backends.triton.scans import rows_kernels as kernels
@@ -19,17 +20,25 @@ FEW_WARPS = 4
 #: Time of tiles whose threads have no adjacent elements, relative to other tiles without vectors: in up to FEW_WARPS
 #: warps, forward and reversed, and in more. From drawn problems on an H200.
 SINGLY, SINGLY_WIDE = (0.9, 1.1), 1.15
+#: Rows of a tile where short ones lie side by side, its warps, and bytes of compute elements of such a row: there are
+#: two rows for each thread, where a tile of as many as sectors have leaves programs few bytes to move. From a run on an
+#: H200, forward.
+BESIDE, BESIDE_WARPS, BESIDE_BYTES = 128, 2, 64
 
 
 class ScanRows(WholeRows, ScanEntry, ops=SCANS):
     which = (kernels.scan_rows_kernel, kernels.cumprod_backward_rows_kernel)
+    sku_version = 4  # tiles of short rows side by side have more rows
 
     def find_tile(self) -> Tile | None:
-        tile = self.rows.whole_tile(self.most())
+        r, tile = self.rows, self.rows.whole_tile(self.most())
+        if tile is None or not (r.across or r.crossed):
+            return tile
+        short = r.across and not self.backward and tile.block * self.compute.itemsize <= BESIDE_BYTES
+        if short and r.outer * (r.lanes // BESIDE) >= ENOUGH:
+            return Tile(BESIDE, tile.block, BESIDE_WARPS)
         # Few rows side by side do not fill a tile of as many as sectors have.
-        if tile and (self.rows.across or self.rows.crossed) and tile.rows > self.rows.beside():
-            return tile_of(self.rows.beside(), tile.block, self.element.itemsize)
-        return tile
+        return tile_of(r.beside(), tile.block, self.element.itemsize) if tile.rows > r.beside() else tile
 
     def us(self, target: Target) -> float:
         """(Sectors that are written in part, where a result alone is contiguous across rows: see PARTLY.)"""

@@ -39,7 +39,8 @@ ACROSS_PER_US = 3.5e4
 #: The same where they are adjacent in some operands, or several elements are in a sector. From the same problems.
 CROSSED_PER_US = 6e4
 #: Totals for each warp of a program up to which it combines them by itself: one a thread. And the microseconds that
-#: this takes. Untuned.
+#: the last launch adds then: it follows the first, beside whose end it begins. (Where a launch between them scans the
+#: totals, both wait.) From a run on an H200.
 MERGED, MERGE_US = 32, 0.5
 #: The shortest tile of totals: one for each thread of a warp. (Triton 3.6 fails to compile a scan of a tile of one.)
 LEAST_MERGED = 32
@@ -107,7 +108,7 @@ class ScanSplit(ScanEntry, ops=SCANS):
         count, row = self.rows.count, self.rows.sectors(rows) * self.rows.n * self.element.itemsize
         once = self.reducing_us(programs, rows * row / self.blocks(), target)
         passes, step = PRODUCTS if self.desc.op == "cumprod" else 2, self.step_us()
-        fixed = 2 * step + self.later_us() + (MERGE_US if self.merged() else LAUNCH_US)
+        fixed = 2 * step + (MERGE_US if self.merged() else self.later_us() + LAUNCH_US)
         us = passes * (once - step) + fixed + again_us(count * row)
         # (Totals of a product are scanned forward, in vectors in no time.)
         scans = 1 if self.rows.vectors else passes - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from triplan.backends.triton.common.rows_entries import LoopedRows
@@ -12,12 +13,14 @@ from triplan.descriptors.softmax import AnySoftmaxDescriptor
 from triplan.sku import Target
 
 #: How much longer than estimated loops take along rows that begin between two vectors, forward and backward (there of
-#: 16 bits, and of long rows). (This and what follows: from drawn problems on an H200.)
+#: 16 bits: of wider elements that threads load one by one, a warp fills whole sectors all the same). (This and what
+#: follows: from drawn problems on an H200.)
 ODD_ROWS = (1.7, 1.3)
 #: Microseconds of a loop.
 LOOP_US = 0.3
-#: Elements that a program has in a microsecond forward, of a row with gaps, and of one that begins between two vectors.
-SINGLE_PER_US = (1500.0, 3500.0)
+#: Elements that a program has in a microsecond, forward and backward: of a row with gaps, and of one that begins
+#: between two vectors (backward that is no limit).
+SINGLE_PER_US = ((1500.0, 3500.0), (3000.0, math.inf))
 #: Elements that a multiprocessor has in a microsecond forward, of 16 bits and of more, of tiles of several rows:
 #: where neighbours are adjacent in the operand, and where rows are contiguous in it, which both loops read.
 CROSSED_PER_US = ((3200.0, 1800.0), (1800.0, 1000.0))
@@ -65,10 +68,9 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
     def us(self, target: Target) -> float:
         us, r, narrow = max(super().us(target), self.several_us(target)), self.rows, self.element.itemsize == 2
         if self.tile.rows == 1 and not r.vectors:
-            if not self.shifted() and r.unit and (narrow or not self.backward or self.long()):
+            if not self.shifted() and r.unit and (narrow or not self.backward):
                 us *= ODD_ROWS[self.backward]
-            if not self.backward:
-                us = max(us, r.n / SINGLE_PER_US[r.unit])
+            us = max(us, r.n / SINGLE_PER_US[self.backward][r.unit])
         return us + LOOP_US
 
     def unroll(self) -> int:

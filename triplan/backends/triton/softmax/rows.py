@@ -19,19 +19,22 @@ from triplan.sku import Target
 #: of 65 then has five parts of 16 elements, in place of 128: no lane is idle but in the last, and a warp exchanges two
 #: rows at a time, of shorter ones more.
 PARTS = 8
-#: Rows of 16 bits in tiles of up to 64 have longer parts if they have more than MORE eighths of the tile: shorter ones
-#: fill less of their sectors, which then costs more than idle lanes. Parts of LEAST_PART elements, or half of the tile;
-#: in tiles of 64, of WIDE_PART backward or where results have gaps, if rows have another eighth. Forward to packed rows
-#: short parts are the best up to there. (Rows of 9 to 63 elements on an H200.)
-LEAST_PART, WIDE_PART, MORE = 16, 32, 5
+#: Rows in tiles of up to 64 have longer parts if they have more than MORE eighths of the tile: of a sector, or half of
+#: the tile. Each part is stored by itself, so that shorter ones write each sector in several pieces, which then costs
+#: more than idle lanes: most where rows are one element shorter than a sector's multiple, as the parts that are stored
+#: at once then begin at the same sector of each cache line. In tiles of 64, rows of 16 bits have parts of WIDE_PART
+#: elements backward or where results have gaps, if they have another eighth. Forward to packed rows short parts are the
+#: best up to there. (Rows of 9 to 63 elements of 16 bits on an H200. Others are untuned.)
+WIDE_PART, MORE = 32, 5
 #: The shortest tile that is divided; and elements of a program that has several rows, and its warps: with fewer it took
 #: longer on an H100. (As many of rows where neighbours are adjacent in no operand. Untuned.)
 DIVIDED_FROM, SEVERAL, SEVERAL_WARPS = 16, 1024, 4
 #: Bytes of compute elements up to which a thread has whole rows, a vector of neighbours, where these lie side by side;
 #: and bytes that such a program loads at least, if it has few warps: smaller ones leave memory idle.
 MOST_BESIDE, SHORT_BYTES = 256, 4096
-#: Elements of a row and its neighbours up to which programs go on to the next ones: a quarter of SEVERAL. Untuned.
-FEW_AMONG = 256
+#: Elements of a row and its neighbours up to which programs go on to the next ones: half of SEVERAL. Neighbours that
+#: fill more of a tile are faster by themselves. (From a run on an H200.)
+FEW_AMONG = 512
 #: Time of long rows that leave a quarter or more of the lanes empty, relative to the estimate, forward and backward: if
 #: there are more rows than multiprocessors. And the shortest tile of such rows. From drawn problems on an H200.
 IDLE, IDLE_FROM = (1.07, 1.15), 8192
@@ -43,7 +46,7 @@ CROSSED_TILE = (2048, 4096)
 
 
 class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
-    sku_version = 5  # short odd packed rows are those of ``packed`` no more
+    sku_version = 5  # other parts of short odd rows
     which = (kernels.softmax_rows_kernel, kernels.softmax_backward_rows_kernel)
     longest = (32768, 16384)  # registers hold one operand (forward), or two (backward)
     narrow_above = (16384, MOST_NARROW)
@@ -67,12 +70,15 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
 
     def find_part(self) -> int:
         """Elements of a part of a row that is divided."""
-        block, written = self.tile.block, [o for o in self.rows.operands if o.is_written]
-        wide = block == 64 and (self.backward or not all(o.layout.packed for o in written))
+        block, size, n = self.tile.block, self.element.itemsize, self.rows.n
+        packed = all(o.layout.packed for o in self.rows.operands if o.is_written)
+        wide = block == 64 and size == 2 and (self.backward or not packed)
         least = MORE + (block == 64 and not wide)
-        if self.element.itemsize > 2 or block > 64 or 8 * self.rows.n <= least * block:
+        if block > 64 or 8 * n <= least * block:
             return block // PARTS
-        return WIDE_PART if wide and 8 * self.rows.n > (MORE + 1) * block else min(LEAST_PART, block // 2)
+        if wide and 8 * n > (MORE + 1) * block:
+            return WIDE_PART
+        return max(min(card.SECTOR // size, block // 2), block // PARTS)
 
     def find_tile(self) -> Tile | None:
         r, block = self.rows, ceil_power(self.rows.n)
