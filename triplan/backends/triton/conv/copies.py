@@ -33,6 +33,9 @@ MOST_CHANNELS, IDLE = 256, 1.2
 JOINED, MOST_COLUMNS = 2**20, 2**30
 #: Microseconds of the launch of a copy, which reads, and then writes. From drawn problems on an H200.
 COPY_US = 1.3
+#: Microseconds of a copy's program, however little it moves, and programs that a multiprocessor runs at a time. From a
+#: drawn problem on an H200 of which each row of 8 columns has a program.
+PROGRAM_US, RESIDENT = 3.0, 16
 
 
 class Padded(NamedTuple):
@@ -127,7 +130,12 @@ def with_features(launches: list[Launch], features: int) -> list[Launch]:
 
 def rank(copies: Sequence[Padded]) -> float:
     """Estimated microseconds."""
-    return sum(COPY_US + (c.operand.nbytes + c.nbytes) / card.BYTES_PER_US for c in copies)
+    return sum(COPY_US + _busy_us(c) for c in copies)
+
+
+def _busy_us(c: Padded) -> float:
+    moved = (c.operand.nbytes + c.nbytes) / card.BYTES_PER_US
+    return max(moved, _programs(c) / (RESIDENT * card.SMS) * PROGRAM_US)
 
 
 def counted(copies: Sequence[Padded]) -> Support:

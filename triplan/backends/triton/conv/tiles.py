@@ -33,15 +33,17 @@ TURNED_RATE = 0.8
 #: How many times as long products take whose factors are read element by element, by their bytes. Of f64 from drawn
 #: problems on an H200, otherwise untuned.
 SCATTERED = {2: 8.0, 4: 8.0, 8: 1.0}
-#: As SCATTERED at most, of the gradient of weight: its pixels, which are summed, are adjacent instead. From a drawn
-#: problem on an H200, of 2 bytes.
-SCATTERED_SUMS = 4.0
+#: As SCATTERED, of the gradient of weight: its pixels, which are summed, are adjacent instead, and elements of 4 bytes
+#: are copied while tiles are multiplied. From drawn problems on an H200, of 2 and 4 bytes.
+SCATTERED_SUMS = {2: 4.0, 4: 1.0, 8: 1.0}
 #: TFLOP/s of FMAs, by whether weights are adjacent along the features; along what is summed, few threads find them in
 #: different banks. Measured on an H200, where large problems reach more of those along the features.
 FMA_TERAFLOPS = {False: 13.0, True: 25.0}
 #: Microseconds of one multiprocessor for an element of a step of pairs of a tap and a channel, by its bytes. From drawn
 #: problems on an H200, of f16, tf32 and f64.
 FLAT_US = {2: 4e-4, 4: 7e-4, 8: 4e-4}
+#: As FLAT_US, of the gradient of weight, whose dout has one address for all pairs of a pixel: of x, and of dout.
+FLAT_SUMS_US = (4.6e-4, 1.4e-4)
 #: Elements that a multiprocessor reads in a microsecond one by one, as strides are no multiples of a vector, by their
 #: bytes: no copy of 2 bytes runs while tiles are multiplied; and those that it writes. From drawn problems on an H200.
 RAGGED_PER_US = {2: 2700, 4: 2400, 8: 2000}
@@ -279,7 +281,7 @@ class Tiles:
         work = 2.0 * products / (rate * card.TERA_PER_US)
         apart = [o.name for o in shared.channels_apart(desc) if not o.is_written]
         if apart and not (apart == ["weight"] and by_fma(desc) and along_features(desc)):
-            work *= min(SCATTERED[desc.element.itemsize], SCATTERED_SUMS if shared.of_weight(desc) else math.inf)
+            work *= (SCATTERED_SUMS if shared.of_weight(desc) else SCATTERED)[desc.element.itemsize]
         steps, launched = products // (tile.m * tile.n * tile.k), max(self.programs(desc), 1)
         # FMAs of a program do not hide what it waits for.
         chain = (work * target.sm_count + steps * STEP_US[False]) / launched if by_fma(desc) else 0.0
@@ -296,7 +298,10 @@ class Tiles:
             masked = MASKED if _reduced(desc) % tile.k else 1.0
             work = max(work, steps * read * masked / target.sm_count)
         if self._flat(desc):
-            work = max(work, steps * FLAT_US[desc.element.itemsize] * (tile.m + tile.n) * tile.k / target.sm_count)
+            each = FLAT_US[desc.element.itemsize] * (tile.m + tile.n)
+            if shared.of_weight(desc):
+                each = FLAT_SUMS_US[0] * tile.n + FLAT_SUMS_US[1] * tile.m
+            work = max(work, steps * each * tile.k / target.sm_count)
         waiting = max(steps / launched * max(STEP_US[shared.of_weight(desc)], alone), chain)
         work = max(work * max(target.sm_count / launched, 1.0), waiting)
         # A program that multiplies tiles waits for what it reads first, and others do not make up for all of it.
