@@ -102,13 +102,14 @@ RAGGED_HALF = Tile(128, 64, 32, 3)
 FILTERS_TF32 = 32
 #: Of ``small_tiles``; and blocks of pixels that a program sums alone, because a second launch takes longer.
 SMALL, WHOLE = Tile(16, 16, 128, 1), 4
-#: Microseconds of a small tile beside its steps; of a step that waits for loads, for each of a thread's loads, and for
-#: each of its products without tensor cores; programs of a multiprocessor that do not slow each other. From drawn
-#: problems on an H200.
-SMALL_US, WAIT_US, LOAD_US, PRODUCT_US, RESIDENT = 0.1, 0.3, 0.047, 0.008, 1.7
-#: How much of the time of such products a program takes that has a multiprocessor for itself. From drawn problems on an
-#: H200.
-SOLO = 0.2
+#: Microseconds of small tiles beside their steps: until all multiprocessors have a program, and to find the taps that
+#: reach a remainder modulo the strides. From drawn problems on an H200, as all of small tiles.
+SPREAD_US, REMAINDER_US = 0.3, 0.5
+#: Microseconds of a step that waits for loads, for each of a thread's loads, and for each of its products without tensor
+#: cores; programs of a multiprocessor that do not slow each other.
+WAIT_US, LOAD_US, PRODUCT_US, RESIDENT = 0.3, 0.047, 0.008, 1.7
+#: How much of the time of such loads, and of such products, programs take of which few run.
+LONE, SOLO = 0.7, 0.2
 #: Blocks of channels that may be summed in a step.
 DEPTHS = (128, 64, 32, 16)
 
@@ -267,7 +268,8 @@ class Tiles:
             parts = self._parts(desc)[0] if shared.of_weight(desc) else 1
             steps, each = terms // tile.k, self._step_us(desc, target)
             waves = max(self.programs(desc) / (RESIDENT * target.sm_count), 1.0)
-            return beside + (SMALL_US + each * max(steps / parts, 1.0)) * waves
+            begun = SPREAD_US * self._busy(desc, target) + (REMAINDER_US if _strided(desc) else 0.0)
+            return beside + (begun + each * max(steps / parts, 1.0)) * waves
         products = self._products(desc) * tile.m * tile.n * terms
         rate = TERAFLOPS[desc.multiplicands].get(target.arch, 1.0)
         if by_fma(desc):
@@ -306,12 +308,18 @@ class Tiles:
         work = max(work * max(target.sm_count / launched, 1.0), waiting)
         # A program that multiplies tiles waits for what it reads first, and others do not make up for all of it.
         stored = stored * max(launched / target.sm_count, 1.0)
-        return beside + work + stored + RESULT_US * tile.m * tile.n * max(launched / (2 * target.sm_count), 1.0)
+        begun = RESULT_US * tile.m * tile.n + (REMAINDER_US if _strided(desc) else 0.0)
+        return beside + work + stored + begun * max(launched / (2 * target.sm_count), 1.0)
+
+    def _busy(self, desc: Conv2dProblem, target: Target) -> float:
+        """The part of the multiprocessors that have a program."""
+        return min(self.programs(desc) / target.sm_count, 1.0)
 
     def _step_us(self, desc: Conv2dProblem, target: Target) -> float:
         """Of a step of small tiles, which waits for what it reads: loads of vectors, or of elements."""
         tile, flat, apart = self.tile_of(desc), self._flat(desc), shared.channels_apart(desc)
-        found = WAIT_US
+        found, busy = WAIT_US, self._busy(desc, target)
+        load_us = LOAD_US * (LONE + (1.0 - LONE) * busy)
         for o in desc.operands():
             if o.is_written or len(o.shape) != 4:
                 continue
@@ -319,10 +327,9 @@ class Tiles:
             whole = _whole(o) and not (flat and (not shared.of_weight(desc) or o.name == "x"))
             scattered = shared.of_weight(desc) and (flat or o in apart)
             each = 1.5 / vector if whole else 1.5 if scattered else 1.0
-            found += LOAD_US * each * tile.k * tile.m / (32 * tile.warps)
+            found += load_us * each * tile.k * tile.m / (32 * tile.warps)
         if desc.multiplicands in (MathPrecision.F32, MathPrecision.F64):
-            busy = min(max(self.programs(desc) / target.sm_count, SOLO), 1.0)
-            found += PRODUCT_US * busy * tile.k * tile.m * tile.n / (32 * tile.warps)
+            found += PRODUCT_US * max(busy, SOLO) * tile.k * tile.m * tile.n / (32 * tile.warps)
         return found
 
     def _ragged(self, desc: Conv2dProblem) -> int:
