@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from cases import H200
+from cases import H200, required
 from cases.gemm import COLUMN, backward
 from cases.gluon import emulate
 
 import triplan as tp
 from triplan.backends.runtime.launch import Int, Launch, Scratch
-from triplan.backends.triton.gemm import wgmma, wgmma_backward
+from triplan.backends.triton.gemm import wgmma, wgmma_backward, wgmma_tiles
 from triplan.backends.triton.gemm.arguments import GROUP_M
 from triplan.backends.triton.gemm.rings import MEETING_K, rings_of
 
@@ -65,6 +66,29 @@ def test_programs_meet(ring: str) -> None:
     x: dict[str, Any] = {**drawn(desc, 1), "alpha": 1.0}
     (launch,) = wgmma.launches(desc, rings[ring], few(4))
     assert emulate(launch, x, torch.empty(0, dtype=torch.uint8))
+    assert torch.equal(x["c"], exact(desc, x)["c"])
+
+
+@pytest.mark.parametrize("epilogue", ["identity", "relu"])
+@pytest.mark.parametrize("c0", [COLUMN, None])
+@pytest.mark.parametrize("b", [COLUMN, "packed"])
+def test_a_column_major_product(b: Any, c0: Any, epilogue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is computed as the transposed one, whose C TMA writes, with no copies though n is odd."""
+    monkeypatch.setattr(wgmma_tiles, "rank", lambda desc, target: math.inf)  # it is not emulated
+    layouts = {"b": b, "c": COLUMN, **({"c0": c0} if c0 else {})}
+    desc = tp.GemmDescriptor(
+        m=264,
+        n=328 if b == "packed" else 131,
+        k=72,
+        element="bf16",
+        epilogue=epilogue,
+        reads_c0=bool(c0),
+        layouts=layouts,
+    )
+    plan = required(desc, "realigned", H200)
+    (launch,) = plan.launches
+    x: dict[str, Any] = {**drawn(desc, 3), "alpha": 1.0, "beta": 1.0}
+    emulate(launch, x, torch.empty(0, dtype=torch.uint8))
     assert torch.equal(x["c"], exact(desc, x)["c"])
 
 

@@ -25,6 +25,13 @@ ODD = tp.GemmDescriptor(m=2049, n=2047, k=2046, element="bf16", epilogue="bias_s
         ({"k": 2048, "n": 2048, "layouts": {"b": LOOSE_COLUMN}}, "b", 2048 * 2048),
         ({"k": 2048}, "bc", 2048 * 2048 + 2049 * 2048),
         ({"k": 2048, "layouts": {"b": COLUMN}}, "c", 2049 * 2048),
+        ({"m": 2048, "k": 2048, "epilogue": "silu", "layouts": {"b": COLUMN, "c": COLUMN}}, "", 0),
+        ({"m": 2048, "epilogue": "silu", "layouts": {"a": COLUMN, "c": COLUMN}}, "b", 2046 * 2048),
+        (
+            {"m": 2049, "n": 2048, "epilogue": "identity", "layouts": {"b": COLUMN, "c": COLUMN}},
+            "ac",
+            2049 * 2048 + 2048 * 2056,
+        ),
     ],
 )
 def test_what_is_copied(change: dict[str, Any], copies: str, padded: int) -> None:

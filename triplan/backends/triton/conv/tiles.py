@@ -105,8 +105,8 @@ SMALL, WHOLE = Tile(16, 16, 128, 1), 4
 #: Microseconds of small tiles beside their steps: until all multiprocessors have a program, and to find the taps that
 #: reach a remainder modulo the strides. From drawn problems on an H200, as all of small tiles.
 SPREAD_US, REMAINDER_US = 0.3, 0.5
-#: Microseconds of a step that waits for loads, for each of a thread's loads, and for each of its products without tensor
-#: cores; programs of a multiprocessor that do not slow each other.
+#: Microseconds of a step that waits for loads, for each of a thread's loads, and for each of its products without
+#: tensor cores; programs of a multiprocessor that do not slow each other.
 WAIT_US, LOAD_US, PRODUCT_US, RESIDENT = 0.3, 0.047, 0.008, 1.7
 #: How much of the time of such loads, and of such products, programs take of which few run.
 LONE, SOLO = 0.7, 0.2

@@ -74,7 +74,8 @@ def _transposed(o: Operand) -> Layout:
 
 def transposed(desc: GemmDescriptor) -> Product:
     """c.T = b.T @ a.T, for a product whose epilogue is an activation."""
-    views = {"a": View(desc.operand("b"), True), "b": View(desc.operand("a"), True), "c": View(desc.operand("c"), True)}
+    names = {"a": "b", "b": "a", "c": "c", **({"c0": "c0"} if desc.reads_c0 else {})}
+    views = {name: View(desc.operand(other), True) for name, other in names.items()}
     return Product(desc.replace(m=desc.n, n=desc.m, layouts=_layouts(views)), views)
 
 

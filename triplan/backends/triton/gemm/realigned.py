@@ -2,7 +2,8 @@
 
 A leading dimension that is no multiple of 16 bytes keeps a matrix from TMA, and pointers feed tensor cores at a third
 of their speed or less. The copies in the workspace have a leading dimension that is rounded up. They take as long as
-streaming the matrices twice, which large products outweigh many times. A copy of C is copied out in the end.
+streaming the matrices twice, which large products outweigh many times. A copy of C is copied out in the end. A
+column-major C is row-major where the product computes its transpose, unless a bias lies along its rows.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from triplan.backends.triton.gemm.copies import MatrixCopy
 from triplan.backends.triton.gemm.entries import for_products, hopper_kernel
 from triplan.backends.triton.gemm.guarantees import guarantee
 from triplan.backends.triton.gemm.matrices import layout, unit_axis, vector_elements
+from triplan.backends.triton.gemm.products import Product, transposed
 from triplan.descriptors import GemmDescriptor
 from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import Support, Target
@@ -23,7 +25,22 @@ from triplan.sku.facts import fact
 
 
 @fact
-def moved(desc: MatrixProductDescriptor) -> tuple[MatrixCopy, ...]:
+def _turned(desc: MatrixProductDescriptor) -> Product | None:
+    """The transposed product of a column-major C; None if it is computed as it is."""
+    if not isinstance(desc, GemmDescriptor) or desc.has_bias or desc.saves_pre:
+        return None
+    written = ("c", "c0") if desc.reads_c0 else ("c",)
+    return transposed(desc) if all(unit_axis(desc.operand(name)) == 0 for name in written) else None
+
+
+def _seen(desc: MatrixProductDescriptor) -> MatrixProductDescriptor:
+    """The problem whose C is row-major."""
+    product = _turned(desc)
+    return product.desc if product else desc
+
+
+@fact
+def _moved(desc: MatrixProductDescriptor) -> tuple[MatrixCopy, ...]:
     """The matrices that are copied: those that TMA cannot map, and a C whose rows would be written beyond their end.
 
     A copy is contiguous along the operand's own unit-stride axis, or that of rows; of C always that.
@@ -36,7 +53,7 @@ def moved(desc: MatrixProductDescriptor) -> tuple[MatrixCopy, ...]:
 @fact
 def _inner(desc: MatrixProductDescriptor) -> MatrixProductDescriptor:
     """The problem on the copies."""
-    return copies.of_copies(desc, moved(desc))
+    return copies.of_copies(_seen(desc), _moved(_seen(desc)))
 
 
 def _kernel_of(inner: MatrixProductDescriptor, target: Target) -> Build:
@@ -47,15 +64,16 @@ def _kernel_of(inner: MatrixProductDescriptor, target: Target) -> Build:
 
 def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
     """Whether TMA cannot map a matrix as it lies, but can map the copies."""
-    if not moved(desc):
+    moved = _moved(_seen(desc))
+    if not moved and not _turned(desc):
         return Support.no("TMA can map every matrix as it lies")
-    roomy = any(copy.operand.name == "c" for copy in moved(desc))
-    return copies.counted(moved(desc)) and tma.supports(_inner(desc), target, roomy)
+    roomy = any(copy.operand.name == "c" for copy in moved)
+    return copies.counted(moved) and tma.supports(_inner(desc), target, roomy)
 
 
 def rank(desc: MatrixProductDescriptor, target: Target) -> float:
     """Estimated microseconds."""
-    inner, moved_us = _inner(desc), sum(copy.cost_us for copy in moved(desc))
+    inner, moved_us = _inner(desc), sum(copy.cost_us for copy in _moved(_seen(desc)))
     if isinstance(inner, GemmDescriptor):
         return moved_us + min(wgmma.rank(inner, target), wgmma_tiles.rank(inner, target))
     return moved_us + wgmma.rank(inner, target)
@@ -63,13 +81,14 @@ def rank(desc: MatrixProductDescriptor, target: Target) -> float:
 
 def workspace(desc: MatrixProductDescriptor, target: Target) -> int:
     """Bytes of the copies; none for an empty C."""
-    return copies.workspace_bytes(moved(desc)) if desc.operand("c").numel else 0
+    return copies.workspace_bytes(_moved(_seen(desc))) if desc.operand("c").numel else 0
 
 
 @for_products(
     partial(
         hopper_kernel,
         name="realigned",
+        version=2,
         supports=supports,
         rank=rank,
         workspace=workspace,
@@ -80,5 +99,6 @@ def workspace(desc: MatrixProductDescriptor, target: Target) -> int:
 def realigned(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
     if desc.operand("c").numel == 0:
         return []
-    inner = _inner(desc)
-    return copies.around(moved(desc), _kernel_of(inner, target)(inner, target))
+    inner, product = _inner(desc), _turned(desc)
+    found = copies.around(_moved(_seen(desc)), _kernel_of(inner, target)(inner, target))
+    return [product.on_operands(x) for x in found] if product else found
