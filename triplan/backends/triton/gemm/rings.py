@@ -195,8 +195,8 @@ def meeting_rounds(items: int, programs: int, k: float) -> int:
 
 def tile_us(ring: Ring, k: float, busy: float = 1.0) -> float:
     """Estimated microseconds of one tile while the share ``busy`` of the multiprocessors works."""
-    if not ring.pingpong:
-        k = (k + WRITING_K) * FITTED_K / (FITTED_K + WRITING_K)
+    # In ping-pong, products that are not shorter hide what writing takes.
+    k = max(k, WRITING_K) if ring.pingpong else (k + WRITING_K) * FITTED_K / (FITTED_K + WRITING_K)
     return 2 * ring.m * ring.n * k / (_rates(ring).compute * TERA_PER_US * (1 + ALONE_SPEEDUP * (1 - busy)))
 
 
