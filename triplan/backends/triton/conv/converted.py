@@ -109,4 +109,4 @@ def _gaining(desc: Conv2dProblem) -> dict[Operand, int]:
 
 
 # As tiles, whose bits it has.
-entries(tiles.TILED, "converted", _gaining, whole=False, priority=1, weight={"version": 3})
+entries(tiles.TILED, "converted", _gaining, whole=False, priority=1, weight={"version": 4})

@@ -30,6 +30,9 @@ TERAFLOPS = {
 #: How much of that rate the gradient of weight reaches in tf32, as mma.sync reads its factors across. From drawn
 #: problems on an H200.
 TURNED_RATE = 0.8
+#: How many times as much it reaches with CHANNELS_TF32 channels, as a step of half as many has four fifths of the
+#: instructions. Untuned.
+WIDE_RATE = 1.6
 #: How many times as long products take whose factors are read element by element, by their bytes. Of f64 from drawn
 #: problems on an H200, otherwise untuned.
 SCATTERED = {2: 8.0, 4: 8.0, 8: 1.0}
@@ -98,8 +101,9 @@ TILES = {
 #: Of halves that are not all read and written in vectors: each element has an address, and larger tiles spill so many
 #: registers that these leave the L1 cache.
 RAGGED_HALF = Tile(128, 64, 32, 3)
-#: Filters of a tile of the gradient of weight in tf32 at most: too few for wgmma.
-FILTERS_TF32 = 32
+#: Filters of a tile of the gradient of weight in tf32 at most, too few for wgmma; and channels, for which a pixel's
+#: addresses are computed once.
+FILTERS_TF32, CHANNELS_TF32 = 32, 128
 #: Of ``small_tiles``; and blocks of pixels that a program sums alone, because a second launch takes longer.
 SMALL, WHOLE = Tile(16, 16, 128, 1), 4
 #: Microseconds of small tiles beside their steps: until all multiprocessors have a program, and to find the taps that
@@ -203,15 +207,15 @@ class Tiles:
         if self._flat(desc) and desc.multiplicands is MathPrecision("f32" if shared.of_weight(desc) else "tf32"):
             stages = 2  # with 3, registers spill
         if shared.of_weight(desc):
+            tf32 = desc.multiplicands is MathPrecision.TF32
             if self._flat(desc):
                 fma = desc.multiplicands is MathPrecision.F32
                 columns = FLAT_COLUMNS_FMA if fma else FLAT_COLUMNS
                 n, k = _fitting(columns, desc.taps * desc.channels), min(known.k, 32)
             else:
-                n, k = _fitting(known.n, desc.channels), known.k
+                n, k = _fitting(CHANNELS_TF32 if tf32 else known.n, desc.channels), known.k
             # wgmma takes tf32 along what is summed alone: elements would be transposed one by one.
-            most = FILTERS_TF32 if desc.multiplicands is MathPrecision.TF32 else known.m
-            return Tile(_fitting(most, desc.filters), n, k, stages)
+            return Tile(_fitting(FILTERS_TF32 if tf32 else known.m, desc.filters), n, k, stages)
         n, k = _fitting(known.n, _features(desc)), self._depth(desc) or min(known.k, 32)
         m, beside = known.m, -(-_features(desc) // n) * desc.groups * (math.prod(desc.stride) if _strided(desc) else 1)
         few = FEW_SUMS.get(desc.multiplicands, m * n)
@@ -279,7 +283,7 @@ class Tiles:
             # wgmma takes 64 rows; fewer are multiplied as on older cards
             rate *= min(tile.m, 64) / 64
             if shared.of_weight(desc) and desc.multiplicands is MathPrecision.TF32:
-                rate *= TURNED_RATE
+                rate *= TURNED_RATE * (WIDE_RATE if tile.n == CHANNELS_TF32 else 1.0)
         work = 2.0 * products / (rate * card.TERA_PER_US)
         apart = [o.name for o in shared.channels_apart(desc) if not o.is_written]
         if apart and not (apart == ["weight"] and by_fma(desc) and along_features(desc)):
@@ -443,4 +447,4 @@ class Tiles:
 
 
 TILED = Tiles("tiles")
-TILED.register(priority=1, version=3)  # after depthwise, whose bits are others
+TILED.register(priority=1, version=4)  # after depthwise, whose bits are others
