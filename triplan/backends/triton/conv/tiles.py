@@ -31,7 +31,7 @@ TERAFLOPS = {
 #: problems on an H200.
 TURNED_RATE = 0.8
 #: How many times as much it reaches with CHANNELS_TF32 channels, as a step of half as many has four fifths of the
-#: instructions. Untuned.
+#: instructions. From drawn problems on an H200.
 WIDE_RATE = 1.6
 #: How many times as long products take whose factors are read element by element, by their bytes. Of f64 from drawn
 #: problems on an H200, otherwise untuned.
@@ -214,6 +214,7 @@ class Tiles:
                 n, k = _fitting(columns, desc.taps * desc.channels), min(known.k, 32)
             else:
                 n, k = _fitting(CHANNELS_TF32 if tf32 else known.n, desc.channels), known.k
+                stages = 2 if n == CHANNELS_TF32 and tf32 else stages  # with 3, fewer programs are resident
             # wgmma takes tf32 along what is summed alone: elements would be transposed one by one.
             return Tile(_fitting(FILTERS_TF32 if tf32 else known.m, desc.filters), n, k, stages)
         n, k = _fitting(known.n, _features(desc)), self._depth(desc) or min(known.k, 32)
