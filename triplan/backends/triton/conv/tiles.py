@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from triplan.backends.runtime.launch import Arg, Int, Launch
+from triplan.backends.runtime.launch import Arg, Int, Launch, power_of_two_in
 from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import TL, ceil_power, divisor
 from triplan.backends.triton.common.strides import count
@@ -31,7 +31,7 @@ TERAFLOPS = {
 #: problems on an H200.
 TURNED_RATE = 0.8
 #: How many times as much it reaches with CHANNELS_TF32 channels, as a step of half as many has four fifths of the
-#: instructions. Untuned.
+#: instructions. From drawn problems on an H200.
 WIDE_RATE = 1.6
 #: How many times as long products take whose factors are read element by element, by their bytes. Of f64 from drawn
 #: problems on an H200, otherwise untuned.
@@ -50,8 +50,11 @@ FLAT_SUMS_US = (4.6e-4, 1.4e-4)
 #: Elements that a multiprocessor reads in a microsecond one by one, as strides are no multiples of a vector, by their
 #: bytes: no copy of 2 bytes runs while tiles are multiplied; and those that it writes. From drawn problems on an H200.
 RAGGED_PER_US = {2: 2700, 4: 2400, 8: 2000}
-#: As RAGGED_PER_US, of the gradient of weight: both factors are transposed, which takes more registers.
+#: As RAGGED_PER_US, of the gradient of weight: both factors are transposed, which takes more registers; and of 2 bytes
+#: in whole tiles whose other factor is copied while they are multiplied, which takes none. From drawn problems on an
+#: H200.
 RAGGED_SUMS_PER_US = {2: 1900, 4: 2400, 8: 2000}
+RAGGED_FACTOR_PER_US = 3000
 WRITTEN_PER_US = 4700
 #: Elements that one warp reads in a microsecond one by one, if no other program reads; and of the gradient of weight in
 #: steps of one tap, which find the addresses once for each pixel. From drawn problems on an H200.
@@ -140,6 +143,14 @@ def _whole(o: Operand) -> bool:
     return shared.in_vectors(o) or (one and o.shape[1] * o.element.itemsize % 16 == 0 and o.alignment >= 16)
 
 
+def _at_once(desc: Conv2dProblem, o: Operand) -> int:
+    """Halves of a short vector, which is copied while tiles are multiplied; else 1."""
+    if o.element.itemsize > 2 or o.alignment < 16:
+        return 1
+    channels = o.shape[1] // (1 if o.name == "weight" else desc.groups)
+    return min(power_of_two_in(channels), o.layout.stride_multiple, VECTOR)
+
+
 def _features(desc: Conv2dProblem) -> int:
     """Channels of a group of the result."""
     return desc.channels if shared.of_input(desc) else desc.filters
@@ -214,6 +225,7 @@ class Tiles:
                 n, k = _fitting(columns, desc.taps * desc.channels), min(known.k, 32)
             else:
                 n, k = _fitting(CHANNELS_TF32 if tf32 else known.n, desc.channels), known.k
+                stages = 2 if n == CHANNELS_TF32 and tf32 else stages  # with 3, fewer programs are resident
             # wgmma takes tf32 along what is summed alone: elements would be transposed one by one.
             return Tile(_fitting(FILTERS_TF32 if tf32 else known.m, desc.filters), n, k, stages)
         n, k = _fitting(known.n, _features(desc)), self._depth(desc) or min(known.k, 32)
@@ -293,6 +305,9 @@ class Tiles:
         chain = (work * target.sm_count + steps * STEP_US[False]) / launched if by_fma(desc) else 0.0
         rates = RAGGED_SUMS_PER_US if shared.of_weight(desc) else RAGGED_PER_US
         ragged = self._ragged(desc) / rates[desc.element.itemsize]
+        one_factor = self._ragged(desc) <= tile.k * max(tile.m, tile.n)
+        if shared.of_weight(desc) and desc.element.itemsize == 2 and tile.m == tile.n == 128 and one_factor:
+            ragged = self._ragged(desc) / RAGGED_FACTOR_PER_US
         one_tap = shared.of_weight(desc) and not self._flat(desc)
         alone = self._ragged(desc) / (ALONE_PER_US[one_tap] * tile.warps)
         work = max(work, steps * ragged / target.sm_count)
@@ -337,7 +352,7 @@ class Tiles:
         return found
 
     def _ragged(self, desc: Conv2dProblem) -> int:
-        """Elements that a step reads one by one: channels are last, but not in vectors."""
+        """Elements, or short vectors of halves, that a step reads one by one: channels are last, but not in vectors."""
         tile = self.tile_of(desc)
         sides = {"x": tile.n if shared.of_weight(desc) else tile.m, "dout": tile.m, "weight": tile.n}
         apart = shared.channels_apart(desc)
@@ -345,7 +360,8 @@ class Tiles:
             o for o in desc.operands() if o.name in sides and o.shape[1] > 1 and not (o.layout.packed or o in apart)
         )
         whole = desc.operand("weight") if by_fma(desc) and along_features(desc) else None
-        return sum(tile.k * sides[o.name] for o in read if not (shared.in_vectors(o) or o == whole))
+        found = (o for o in read if not (shared.in_vectors(o) or o == whole))
+        return sum(tile.k * sides[o.name] // _at_once(desc, o) for o in found)
 
     def guarantee(self, desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:
         if shared.of_weight(desc):

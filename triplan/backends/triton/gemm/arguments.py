@@ -16,6 +16,7 @@ from triplan.backends.triton.gemm import tiles_kernels as kernels
 from triplan.backends.triton.gemm.matrices import (
     I32_COUNTER_LIMIT,
     has_elementwise_access,
+    loads_single_halves,
     stride_multiple,
     unit_axis,
     vector_elements,
@@ -33,6 +34,10 @@ ACTIVATIONS = {
 }
 #: Rows of tiles whose programs run together: with 128 rows a tile, 8 by 16 of them fill a card and share its L2 cache.
 GROUP_M = 8
+#: Registers of a thread with which a multiprocessor holds three programs of 4 warps; and the accumulators of a thread
+#: where these suffice for halves that are loaded one by one. (Tiles of 16 columns, which have fewer, spill; on sm80 so
+#: does a second matrix of C's extents.)
+THREE_PROGRAMS_REGISTERS, THREE_PROGRAMS_ACCUMULATORS = 168, range(16, 33)
 
 
 def _vectors(itemsize: int) -> tuple[int, ...]:
@@ -154,6 +159,11 @@ def max_registers(desc: MatrixProductDescriptor, tile: Tile) -> int | None:
     ptxas may spill a few registers to make room for one more resident program. The limit is 255, which prevents that,
     where it is known to happen, and where shared memory has no room for another program anyhow.
     """
+    alone = loads_single_halves(desc) and not (desc.reads_c0 or desc.saves_pre)
+    if alone and tile.warps == 4 and tile.accumulators in THREE_PROGRAMS_ACCUMULATORS:
+        # Steps wait in registers, so that other programs must hide what they wait for. Left alone, ptxas takes more for
+        # addresses of C that it could find after the last step.
+        return THREE_PROGRAMS_REGISTERS
     # Three programs do not fit into shared memory, and two of four warps leave each thread 255 registers.
     shared_bound = tile.warps == 4 and 3 * tile.shared_bytes(desc.element.itemsize) > SM_SHARED_BYTES
     # i8 and tf32x3 spill in most tiles. f32 with a column-major B spills under some versions of Triton, to fit a second

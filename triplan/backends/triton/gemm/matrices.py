@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from triplan.descriptors import GemmBackwardDescriptor, Operand
 from triplan.descriptors.gemm import MatrixProductDescriptor
+from triplan.sku.facts import fact
 
 #: Extents from here on are passed as i64: an i32 loop counter passes its bound by up to one step, at most 512.
 I32_COUNTER_LIMIT = 2**31 - 2**9
@@ -63,6 +64,13 @@ def elements_per_load(o: Operand) -> float:
         return 0.5
     words = o.element.itemsize == 2 and o.alignment >= 16 and stride_multiple(o) % 2 == 0 and o.shape[unit - 2] % 2 == 0
     return 2.0 if words else 1.0
+
+
+@fact  # asked of each tile
+def loads_single_halves(desc: MatrixProductDescriptor) -> bool:
+    """Whether elements of two bytes are loaded one by one."""
+    factors = (desc.operand("a"), desc.operand("b"))
+    return desc.element.itemsize == 2 and any(is_elementwise(o) and elements_per_load(o) <= 1 for o in factors)
 
 
 def lacks_unit_stride(desc: MatrixProductDescriptor) -> bool:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from triplan.backends.triton.common.card import TERA_PER_US, TMA_ENDING, TMA_ROWS_PER_US
 from triplan.backends.triton.common.meeting_kernels import EPOCH
 from triplan.backends.triton.gemm.arguments import GROUP_M
-from triplan.backends.triton.gemm.matrices import is_row_major
+from triplan.backends.triton.gemm.matrices import is_row_major, unit_axis
 from triplan.backends.triton.gemm.tile_costs import activation_us, combined
 from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import Target
@@ -221,8 +221,18 @@ def ring_us(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> float:
     nbytes = batch * (2 * desc.k * (desc.m + desc.n) + desc.out.itemsize * desc.m * desc.n * (1 + desc.reads_c0))
     within = min(desc.m / ring.m, 1.0)
     memory = nbytes / (_rates(ring).stream * TERA_PER_US * (1 - OUTSIDE_SLOWDOWN * (1 - within)))
+    a_ends = desc.m % 64 > 0 and unit_axis(desc.operand("a")) == 0
+    b_ends = desc.n % ring.buffer_columns > 0 and is_row_major(desc.operand("b"))
     filled = 0.0
-    if desc.n % ring.buffer_columns and is_row_major(desc.operand("b")):  # rows of B end in the last tile of a row
+    if waves == 1 and (a_ends or b_ends):  # the tile in which rows of both end is the last one
+        a_rows, b_rows = ring.m / 64 * within, ring.n / 64
+        rows = a_rows + b_rows
+        if a_ends:
+            rows += (TMA_ENDING[1] - 1.0) * min(a_rows, 1.0)
+        if b_ends:
+            rows += (TMA_ENDING[1] - 1.0) * min(b_rows, 1.0)
+        filled = desc.k * rows / TMA_ROWS_PER_US
+    elif b_ends:  # rows of B end in the last tile of a row
         filled = waves * desc.k * TMA_ENDING[1] / TMA_ROWS_PER_US / -(-desc.n // ring.n)
     return FIXED_US[ring.specialised] + combined(compute, memory, filled, power=LIMITS_POWER)
 

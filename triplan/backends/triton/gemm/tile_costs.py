@@ -24,6 +24,7 @@ from triplan.backends.triton.gemm.matrices import (
     has_elementwise_access,
     is_elementwise,
     is_row_major,
+    loads_single_halves,
     unit_axis,
 )
 from triplan.backends.triton.gemm.tile_shapes import TILES_TF32_ALONG, Tile, is_turned, programs_of, tiles_of
@@ -112,7 +113,7 @@ LIMITS_POWER = 2.4
 #: Registers of a thread besides its accumulators. Those of f64 take two each; in FMAs of f32, operands take as many.
 OTHER_REGISTERS = 56
 #: The same where halves are loaded one by one: no copy of two bytes is asynchronous, so that a step waits in registers.
-OTHER_REGISTERS_SINGLE = 100
+OTHER_REGISTERS_SINGLE = 120
 #: The same where they are loaded as words, each of which has an address of its own. Untuned.
 OTHER_REGISTERS_WORDS = 90
 #: Microseconds that a program of 8 warps takes longer for 1000 halves of C that vectors cannot write: nothing hides its
@@ -133,16 +134,9 @@ def combined(*limits: float, power: float) -> float:
 
 
 @fact  # asked of each tile
-def _loads_single_halves(desc: MatrixProductDescriptor) -> bool:
-    """Whether elements of two bytes are loaded one by one."""
-    factors = (desc.operand("a"), desc.operand("b"))
-    return desc.element.itemsize == 2 and any(is_elementwise(o) and elements_per_load(o) <= 1 for o in factors)
-
-
-@fact  # asked of each tile
 def _other_registers(desc: MatrixProductDescriptor) -> int:
     """Registers of a thread besides its accumulators."""
-    if _loads_single_halves(desc):
+    if loads_single_halves(desc):
         return OTHER_REGISTERS_SINGLE
     words = desc.element.itemsize == 2 and any(is_elementwise(desc.operand(name)) for name in "ab")
     return OTHER_REGISTERS_WORDS if words else OTHER_REGISTERS
@@ -225,7 +219,7 @@ def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: i
 
     requested = (min(tile.m, max(desc.m, 1)) + tile.n) * tile.k * itemsize
     latency = LATENCY_US + LATENCY_64K_US * requested / 2**16
-    in_flight = 1 if _loads_single_halves(desc) else max(tile.stages - 1, 1)
+    in_flight = 1 if loads_single_halves(desc) else max(tile.stages - 1, 1)
     waiting = -(-programs // (sms * resident)) * steps * latency / in_flight
 
     factors = itemsize * desc.k * (desc.m + desc.n)
@@ -235,7 +229,7 @@ def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: i
     if pieces == 1 and unit_axis(c) is None:
         memory += c.nbytes / STRAY_BYTES_PER_US
 
-    between = BETWEEN_PROGRAMS_SINGLE_US if _loads_single_halves(desc) else BETWEEN_PROGRAMS_US
+    between = BETWEEN_PROGRAMS_SINGLE_US if loads_single_halves(desc) else BETWEEN_PROGRAMS_US
     between *= (waves - 1) / resident
     if pieces == 1 and tile.warps == 8 and desc.out.itemsize == 2 and is_elementwise(c):
         between += waves * tile.m * tile.n * LATE_WORDS_US / 1000

@@ -64,7 +64,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="tiles",
-        version=4,
+        version=5,
         elements=ELEMENTS,
         supports=supports,
         rank=rank,
