@@ -79,6 +79,10 @@ def test_where_it_is_chosen() -> None:
     short = {"batch": 2, "queries": 32, "keys": 32, "heads": 18, "key_heads": 18, "head_dim": 256, "causal": True}
     wide = build("attention_backward", **short, layouts=apart)
     assert tp.plan(wide, target=H200).sku().kernel == "realigned_wide"
+    # Where a tile has few rows, it loads few elements, though they lie apart.
+    few = {"batch": 125, "queries": 11, "keys": 11, "heads": 48, "key_heads": 48, "head_dim": 31, "causal": True}
+    rows = build("attention_backward", **few, element="f16", layouts={"v": COLUMNS, "lse": "strided"})
+    assert tp.plan(rows, target=H200).sku().kernel == "tiles"
     for op, kernel in KERNELS:
         with pytest.raises(tp.Unsupported, match="TMA can map every operand"):
             required(build(op, head_dim=192 if kernel == "realigned_wide" else 64), kernel, H200)

@@ -18,15 +18,14 @@ from triplan.backends.triton.attention.arguments import (
     tiles_of_rows,
 )
 from triplan.backends.triton.common import card
-from triplan.descriptors import Operand
 from triplan.descriptors.attention import AttendingDescriptor
 from triplan.sku import Target
 
 #: How many times as long as in vectors of 16 bytes a row takes to load by single elements. By least squares over the
 #: halves of bench/results/anywhere-attention-*.
 SINGLE = 2.1
-#: The same of elements that do not lie side by side: each takes a sector of 32 bytes.
-APART = 5.2
+#: What this is more of elements that do not lie side by side, each of which takes a sector of 32 bytes.
+APART = 6.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +61,9 @@ class Work:
         steps: those of the longest tile, and of the mean one.
         operations: floating-point operations of a step.
         scores: those of a step (``scores_of``).
-        begin_bytes: what a tile loads by single elements before its steps (``row_bytes``). Vectors, which are few and
+        begin_bytes: what a tile loads by single elements before its steps (``tile_bytes``). Vectors, which are few and
             all under way at once, are part of ``Pace.begin_us``.
-        step_bytes: what a step loads (``row_bytes``).
+        step_bytes: what a step loads (``tile_bytes``).
     """
 
     tiles: int
@@ -105,18 +104,19 @@ def scores_of(desc: AttendingDescriptor, tile: tuple[int, int]) -> float:
     return math.prod(tile) * (2.0 if more else 1.0)
 
 
-def row_bytes(desc: AttendingDescriptor, columns: Mapping[str, int], vector: float = 1.0) -> float:
-    """Bytes of a row of some operands, by their ``columns``; of operands that are read by single elements, as many as
-    vectors would load meanwhile. ``vector``: what a byte counts that is loaded in vectors."""
-    each = {name: _slowness(desc.operand(name)) or vector for name in columns}
-    return sum(n * each[name] for name, n in columns.items()) * desc.element.itemsize
-
-
-def _slowness(o: Operand) -> float:
-    """SINGLE or APART; 0 for an operand that is read in vectors."""
-    if not is_elementwise(o):
-        return 0.0
-    return SINGLE if o.layout.packed or o.layout.unit_axis == len(o.shape) - 1 else APART
+def tile_bytes(
+    desc: AttendingDescriptor, columns: Mapping[str, int], rows: int, among: int, vector: float = 1.0
+) -> float:
+    """Bytes of a tile of ``rows`` of some operands, by their ``columns``; of operands that are read by single elements,
+    as many as vectors would load meanwhile. ``among``: rows that there are: others are masked, which saves sectors but
+    no instructions. ``vector``: what a byte counts that is loaded in vectors."""
+    found = 0.0
+    for name, n in columns.items():
+        o = desc.operand(name)
+        found += n * rows * (SINGLE if is_elementwise(o) else vector)
+        if not (o.layout.packed or o.layout.unit_axis == len(o.shape) - 1):
+            found += n * min(rows, among) * APART
+    return found * desc.element.itemsize
 
 
 def launch_us(work: Work, pace: Pace, target: Target) -> float:
@@ -145,8 +145,8 @@ def forward_us(
         steps=steps_of(desc, desc.queries, desc.keys, tile),
         operations=2.0 * math.prod(tile) * (key + value),
         scores=scores_of(desc, tile),
-        begin_bytes=tile[0] * row_bytes(desc, {"q": key}, 0.0),
-        step_bytes=tile[1] * row_bytes(desc, {"k": key, "v": value}),
+        begin_bytes=tile_bytes(desc, {"q": key}, tile[0], desc.queries, 0.0),
+        step_bytes=tile_bytes(desc, {"k": key, "v": value}, tile[1], desc.keys, 0.0),
     )
     return _exposed_us(desc, work.tiles, launch_us(work, pace, target), persistent, target)
 
@@ -166,23 +166,22 @@ def backward_us(
     queries of its steps. ``columns``, ``persistent``: as in ``forward_us``.
     """
     key, value = columns
-    keys_bytes = row_bytes(desc, {"k": key, "v": value})
     longest, mean = steps_of(desc, desc.keys, desc.queries, of_keys)
     for_dq = Work(
         tiles=tiles_of_rows(desc, desc.queries, of_queries[0]) * desc.batch * desc.heads,
         steps=steps_of(desc, desc.queries, desc.keys, of_queries),
         operations=2.0 * math.prod(of_queries) * (2 * key + value),
         scores=scores_of(desc, of_queries),
-        begin_bytes=of_queries[0] * row_bytes(desc, {"q": key, "out": value, "dout": value}, 0.0),
-        step_bytes=of_queries[1] * keys_bytes,
+        begin_bytes=tile_bytes(desc, {"q": key, "out": value, "dout": value}, of_queries[0], desc.queries, 0.0),
+        step_bytes=tile_bytes(desc, {"k": key, "v": value}, of_queries[1], desc.keys),
     )
     for_keys = Work(
         tiles=tiles_of_rows(desc, desc.keys, of_keys[0]) * desc.batch * desc.key_heads,
         steps=(longest * desc.group, mean * desc.group),
         operations=4.0 * math.prod(of_keys) * (key + value),
         scores=scores_of(desc, of_keys),
-        begin_bytes=of_keys[0] * row_bytes(desc, {"k": key, "v": value}, 0.0),
-        step_bytes=of_keys[1] * row_bytes(desc, {"q": key, "dout": value}),
+        begin_bytes=tile_bytes(desc, {"k": key, "v": value}, of_keys[0], desc.keys, 0.0),
+        step_bytes=tile_bytes(desc, {"q": key, "dout": value}, of_keys[1], desc.queries),
     )
     both = launch_us(for_dq, pace, target) + launch_us(for_keys, pace, target)
     return _exposed_us(desc, for_dq.tiles, both, persistent, target)
