@@ -16,8 +16,9 @@ from triplan.sku import ArchSku, Support, Target
 
 #: The widest head: of a wider one, or of one of elements that are loaded one by one, far more would spill than below.
 WIDEST, WIDEST_OF_ELEMENTS = 128, 64
-#: By kind of arithmetic and padded width of a head. On sm90a they spill up to 180 bytes where heads have 64 to 100
-#: elements, and more with masks of heads of 128; without masks they were faster than ``tiles`` all the same on an H200.
+#: By kind of arithmetic and padded width of a head. On sm90a they spill up to 250 bytes where heads have 64 to 100
+#: elements, and less with masks of heads of 128. On an H200 they were faster than ``tiles`` all the same, also with
+#: masks and caps, but no faster where a causal mask meets heads of 80 to 96.
 TILES = Choice(
     usual={("parts", 64): (Tile(64, 64, 4, 1, 64),), ("parts", 128): (Tile(64, 32, 4, 2, 64),)}, dropout={}, sm80={}
 )
