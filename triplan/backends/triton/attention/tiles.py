@@ -17,8 +17,9 @@ from triplan.descriptors.attention import AttendingDescriptor
 from triplan.sku import Support, Target
 
 #: Of halves and of parts by least squares over bench/results/anywhere-attention-* and attention-*, and over heads of 24
-#: to 128 elements of f32 (21 to 2048 queries, an H200); the others untuned. Single elements are loaded before a step,
-#: vectors during those before it.
+#: to 128 elements of f32 (21 to 2048 queries, an H200); of "elements" with weights, so that problems where two entries
+#: are about equal choose the faster; the others untuned. Single elements are loaded before a step, vectors during those
+#: before it.
 PACES = {
     "half": Pace(1.1, 0.0, 457.0, together=1.18, scores=3.9e4),
     "elements": Pace(0.0, 1.1, 240.0, together=1.55, start_us=1.2, loads=6.3e4, scores=3.9e4),

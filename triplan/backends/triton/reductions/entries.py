@@ -83,13 +83,11 @@ def numerics(found: Plan, entry: str) -> str | None:
     promised = ".".join(
         f"{min(o.alignment, 16)}.{min(power_of_two_in(line_distance(desc, o)), 16)}" for o in found.reads
     )
-    constants = found.constants(found.tile)
-    version = 1 if found.tree is not None else 3 if constants["SHIFT"] > 1 else 2
+    version = 1 if found.tree is not None else 3 if found.constants(found.tile)["SHIFT"] > 1 else 2
     if found.single and found.kind.accumulates in (do.MOMENTS, do.EXPONENTIALS):
         version = 4
-    if found.unit and found.tree is None and constants["GROUP"] > 1:
-        # Several blocks of moments are accumulated together; all blocks of a line have a mask.
-        version = 5 if constants["SHIFT"] == 1 else 6
+    if found.unit and found.tree is None and found.constants(found.tile)["GROUP"] > 1:
+        version = 5  # several blocks of moments are accumulated together
     text = f"reductions.{entry}.{desc.op}.{desc.element}.{desc.result}.v{version}"
     text += f".{found.tile.text}.{found.chunk}.{promised}"
     if found.chunks > 1:
@@ -164,7 +162,7 @@ def reductions(
                 rank=rank,
                 numerics=lambda desc: numerics(plan_of(desc), name),
                 priority=priority,
-                version=12,  # all blocks of short lines that begin between vectors have a mask
+                version=11,  # powers of 16 bits in expressions have a short form
                 layout=layout,
                 **({} if workspace is None else {"workspace": workspace}),
             )(build)

@@ -42,9 +42,6 @@ AT_ONCE = 8
 #: Bytes of x that a thread loads before it accumulates them (see Loads._group), and where it has one accumulator of 32
 #: bits for each place. Chosen on an H200, of 16 to 128, by runs that are not published.
 GROUP_BYTES, LIGHT_BYTES = 64, 128
-#: Blocks of a line that begins between vectors, at most, that are all loaded before the first of them is accumulated.
-#: Untuned.
-EDGES = 4
 #: Chunks of columns of so many groups of blocks, or more, have whole groups: a part of one waits as long.
 FEWEST_GROUPS = 4
 #: Bytes and warps of a tile of long columns that are read in whole waves (see Plan.waves): a thread loads 16 bytes of

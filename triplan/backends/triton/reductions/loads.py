@@ -8,7 +8,7 @@ from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.reductions import shared_kernels as do
 from triplan.backends.triton.reductions.dims import STEPS, Dim, distance, step_along
 from triplan.backends.triton.reductions.kinds import OTHER_NORM, PAIRS, POSITIONS, TURNED, Kind
-from triplan.backends.triton.reductions.limits import AT_ONCE, EDGES, GROUP_BYTES, LIGHT_BYTES, WARPS, WAVE_GROUP
+from triplan.backends.triton.reductions.limits import AT_ONCE, GROUP_BYTES, LIGHT_BYTES, WARPS, WAVE_GROUP
 from triplan.descriptors import ExpressionReductionDescriptor, Operand
 from triplan.sku import ElementKind
 
@@ -32,7 +32,6 @@ class Loads:
     rowed: bool
     turns: int
     waves: tuple[int, int] | None
-    chunks: int
 
     @property
     def light(self) -> bool:
@@ -118,16 +117,12 @@ class Loads:
 
         LLVM unrolls loops of sums and products, but only twice, and no longer ones. Of sums of bytes, and of rows, only
         rows of which every few are read gain by it. Moments of rows that begin between vectors are loaded element by
-        element, and few of their loads would wait together. Short lines that begin between vectors have few blocks
-        without a mask, and are loaded whole.
+        element, and few of their loads would wait together.
         """
         if self.waves:
             return WAVE_GROUP
-        if self.tree is not None or self.once or self.rowed or self._ahead(tile):
+        if self.tree is not None or self.once or self.rowed or self._shift(tile) > 1 or self._ahead(tile):
             return 1
-        if (shift := self._shift(tile)) > 1:
-            blocks = -(-(self.n + shift - 1) // tile.block)
-            return blocks if self.chunks == 1 and blocks <= EDGES else 1
         if self._at_once():
             return self.n
         long = self.kind.accumulates in (do.MOMENTS, do.EXPONENTIALS, *POSITIONS)

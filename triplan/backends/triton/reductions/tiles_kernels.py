@@ -173,19 +173,6 @@ def group_of(
 
 
 @jit
-def edge_loaded(x, x_at, step, first, skipped, end, inside, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    """(Elements of a block of which some places may lie outside the line, which of them belong to it).
-
-    x_at, skipped, end: [ROWS]. Place p of the block, from step * BLOCK on, is x[x_at + first + p]; it belongs to the
-    line if skipped <= p < end. A vector of SHIFT places is read if one of them does.
-    """
-    place = step * BLOCK + tl.arange(0, BLOCK)
-    known = inside[:, None] & ((place // SHIFT * SHIFT)[None, :] < end[:, None])
-    live = known & (place[None, :] >= skipped[:, None]) & (place[None, :] < end[:, None])
-    return tl.load(x + x_at[:, None] + (first + place)[None, :], mask=known, other=0), live
-
-
-@jit
 def edge_of(
     x,
     a,
@@ -204,9 +191,16 @@ def edge_of(
     SHIFT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The accumulators (a, b), merged with the elements of a block that is ``edge_loaded``."""
-    v, live = edge_loaded(x, x_at, step, first, skipped, end, inside, SHIFT, BLOCK)
-    return step_of(a, b, element_of(v, order, MAP, COMPUTE), live, step + 1, KIND, IDENTITY)
+    """The accumulators (a, b), merged with the elements of a block of which some places may lie outside the line.
+
+    x_at, skipped, end: [ROWS]. Place p of the block, from step * BLOCK on, is x[x_at + first + p]; it belongs to the
+    line if skipped <= p < end. A vector of SHIFT places is read if one of them does.
+    """
+    place = step * BLOCK + tl.arange(0, BLOCK)
+    known = inside[:, None] & ((place // SHIFT * SHIFT)[None, :] < end[:, None])
+    v = element_of(tl.load(x + x_at[:, None] + (first + place)[None, :], mask=known, other=0), order, MAP, COMPUTE)
+    live = known & (place[None, :] >= skipped[:, None]) & (place[None, :] < end[:, None])
+    return step_of(a, b, v, live, step + 1, KIND, IDENTITY)
 
 
 @jit
@@ -305,10 +299,9 @@ def reduce_kernel(
     ``store_second``; firsts, seconds: [lanes, chunks] of accumulators, or None. A program reduces one chunk of ROWS
     lines with BLOCK accumulators a line, each over every BLOCK-th element, which are merged at the end. BESIDE: see
     ``neighbours``; FLAT: ``flat_lines``; LANES_BESIDE: ``accumulator_at``. AHEAD: a block is loaded before the previous
-    one is accumulated; GROUP is 1 then. GROUP: so many blocks are loaded before the first of them is accumulated, and
-    if SHIFT > 1 a line has no others; ALL: lines have no other blocks. PIECES: 1 where lines have several dimensions,
-    and consist of whole blocks that lie within the innermost, which is contiguous; 2 where the innermost one of several
-    is as long as a block at least.
+    one is accumulated; GROUP is 1 then. GROUP: so many blocks are loaded before the first of them is accumulated; ALL:
+    lines have no other blocks. PIECES: 1 where lines have several dimensions, and consist of whole blocks that lie
+    within the innermost, which is contiguous; 2 where the innermost one of several is as long as a block at least.
 
     SHIFT = 1: lines are read from their first element on. SHIFT > 1, with ROWS = 1: vectors of SHIFT elements are
     aligned, and a line may begin at any element of one. It is read from that vector on: element k of a line that begins
@@ -382,25 +375,15 @@ def reduce_kernel(
         skipped = x_at % SHIFT
         x_at = tl.multiple_of(x_at - skipped, SHIFT)
         end = length + skipped
-        if GROUP > 1:
-            edges = ()
-            for step in tl.static_range(GROUP):
-                edges = edges + (edge_loaded(x, x_at, step, first, skipped, end, inside, SHIFT, BLOCK),)
-            for step in tl.static_range(GROUP):
-                v = element_of(edges[step][0], order, MAP, COMPUTE)
-                a, b = step_of(a, b, v, edges[step][1], step + 1, KIND, IDENTITY)
-        else:
+        a, b = edge_of(x, a, b, x_at, 0, first, skipped, end, inside, order, KIND, MAP, IDENTITY, COMPUTE, SHIFT, BLOCK)
+        for step in range(1, whole):
+            start = first + step * BLOCK
+            v = taken(x, x_at, start, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR)
+            a, b = step_of(a, b, v, None, step + 1, KIND, IDENTITY)
+        for step in range(tl.maximum(whole, 1), tl.cdiv(length + SHIFT - 1, BLOCK)):
             a, b = edge_of(
-                x, a, b, x_at, 0, first, skipped, end, inside, order, KIND, MAP, IDENTITY, COMPUTE, SHIFT, BLOCK
+                x, a, b, x_at, step, first, skipped, end, inside, order, KIND, MAP, IDENTITY, COMPUTE, SHIFT, BLOCK
             )
-            for step in range(1, whole):
-                start = first + step * BLOCK
-                v = taken(x, x_at, start, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR)
-                a, b = step_of(a, b, v, None, step + 1, KIND, IDENTITY)
-            for step in range(tl.maximum(whole, 1), tl.cdiv(length + SHIFT - 1, BLOCK)):
-                a, b = edge_of(
-                    x, a, b, x_at, step, first, skipped, end, inside, order, KIND, MAP, IDENTITY, COMPUTE, SHIFT, BLOCK
-                )
         # In one axis: a gather along the second of two spills thousands of bytes.
         turn = (tl.sum(skipped, 0).to(tl.int32) + col) % BLOCK
         a = tl.gather(tl.reshape(a, (BLOCK,)), turn, 0)[None, :]
