@@ -107,9 +107,15 @@ def scores_of(desc: AttendingDescriptor, tile: tuple[int, int]) -> float:
 def tile_bytes(
     desc: AttendingDescriptor, columns: Mapping[str, int], rows: int, among: int, vector: float = 1.0
 ) -> float:
-    """Bytes of a tile of ``rows`` of some operands, by their ``columns``; of operands that are read by single elements,
-    as many as vectors would load meanwhile. ``among``: rows that there are: others are masked, which saves sectors but
-    no instructions. ``vector``: what a byte counts that is loaded in vectors."""
+    """Bytes that a tile of ``rows`` rows loads of some operands.
+
+    An operand that is read by single elements counts as the bytes that vectors would load in the same time.
+
+    Args:
+        columns: elements of a row, by the operand's name.
+        among: rows that there are. Those beyond are masked, which saves sectors but no instructions.
+        vector: what a byte counts that is loaded in vectors.
+    """
     found = 0.0
     for name, n in columns.items():
         o = desc.operand(name)

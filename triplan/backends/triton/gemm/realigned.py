@@ -41,10 +41,12 @@ def _seen(desc: MatrixProductDescriptor) -> MatrixProductDescriptor:
 
 @fact
 def _moved(desc: MatrixProductDescriptor) -> tuple[MatrixCopy, ...]:
-    """The matrices that are copied: those that TMA cannot map, and a C whose rows would be written beyond their end.
+    """The matrices that are copied, as ``_seen``: those that TMA cannot map, and a C whose rows would be written beyond
+    their end.
 
     A copy is contiguous along the operand's own unit-stride axis, or that of rows; of C always that.
     """
+    desc = _seen(desc)
     over = desc.n % vector_elements(desc.out.itemsize) != 0
     found = (desc.operand(x) for x in "abc" if tma.unmappable(desc, x) or (x == "c" and over))
     return tuple(MatrixCopy(o, 0 if unit_axis(o) == 0 and o.name != "c" else 1) for o in found)
@@ -53,7 +55,7 @@ def _moved(desc: MatrixProductDescriptor) -> tuple[MatrixCopy, ...]:
 @fact
 def _inner(desc: MatrixProductDescriptor) -> MatrixProductDescriptor:
     """The problem on the copies."""
-    return copies.of_copies(_seen(desc), _moved(_seen(desc)))
+    return copies.of_copies(_seen(desc), _moved(desc))
 
 
 def _kernel_of(inner: MatrixProductDescriptor, target: Target) -> Build:
@@ -64,7 +66,7 @@ def _kernel_of(inner: MatrixProductDescriptor, target: Target) -> Build:
 
 def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
     """Whether TMA cannot map a matrix as it lies, but can map the copies."""
-    moved = _moved(_seen(desc))
+    moved = _moved(desc)
     if not moved and not _turned(desc):
         return Support.no("TMA can map every matrix as it lies")
     roomy = any(copy.operand.name == "c" for copy in moved)
@@ -73,7 +75,7 @@ def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
 
 def rank(desc: MatrixProductDescriptor, target: Target) -> float:
     """Estimated microseconds."""
-    inner, moved_us = _inner(desc), sum(copy.cost_us for copy in _moved(_seen(desc)))
+    inner, moved_us = _inner(desc), sum(copy.cost_us for copy in _moved(desc))
     if isinstance(inner, GemmDescriptor):
         return moved_us + min(wgmma.rank(inner, target), wgmma_tiles.rank(inner, target))
     return moved_us + wgmma.rank(inner, target)
@@ -81,7 +83,7 @@ def rank(desc: MatrixProductDescriptor, target: Target) -> float:
 
 def workspace(desc: MatrixProductDescriptor, target: Target) -> int:
     """Bytes of the copies; none for an empty C."""
-    return copies.workspace_bytes(_moved(_seen(desc))) if desc.operand("c").numel else 0
+    return copies.workspace_bytes(_moved(desc)) if desc.operand("c").numel else 0
 
 
 @for_products(
@@ -100,5 +102,5 @@ def realigned(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
     if desc.operand("c").numel == 0:
         return []
     inner, product = _inner(desc), _turned(desc)
-    found = copies.around(_moved(_seen(desc)), _kernel_of(inner, target)(inner, target))
+    found = copies.around(_moved(desc), _kernel_of(inner, target)(inner, target))
     return [product.on_operands(x) for x in found] if product else found

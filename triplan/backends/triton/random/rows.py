@@ -31,8 +31,8 @@ TURNED_ROWS = (16, 64)
 #: Bytes of a tile's rows at least, if rows have as many: narrower tiles write parts of sectors. Untuned.
 ROW_BYTES = 64
 #: Counters of a thread at most if all tensors are contiguous along rows, and if a loop goes over them or rows begin
-#: within one: it evaluates one more then. MORE_COUNTERS: of 4, 8 and 16 the fastest on an H200. Threads below which it
-#: has fewer: untuned.
+#: within one: it evaluates one more then. MORE_COUNTERS: of 4, 8 and 16 the fastest on an H200, by a run
+#: that is not published. Threads below which it has fewer: untuned.
 COUNTERS, MORE_COUNTERS, THREADS = 4, 16, 1 << 18
 #: The same of rows that begin within a counter, if no x is read: a loop goes over the counters. Chosen on an H200: two
 #: warps for each scheduler cost less than the counters that more threads would evaluate twice.

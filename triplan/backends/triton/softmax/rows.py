@@ -21,10 +21,9 @@ from triplan.sku import Target
 PARTS = 8
 #: Rows in tiles of up to 64 have longer parts if they have more than MORE eighths of the tile: of a sector, or half of
 #: the tile. Each part is stored by itself, so that shorter ones write each sector in several pieces, which then costs
-#: more than idle lanes: most where rows are one element shorter than a sector's multiple, as the parts that are stored
-#: at once then begin at the same sector of each cache line. In tiles of 64, rows of 16 bits have parts of WIDE_PART
-#: elements backward or where results have gaps, if they have another eighth. Forward to packed rows short parts are the
-#: best up to there. (Rows of 9 to 63 elements of 16 bits on an H200. Others are untuned.)
+#: more than idle lanes. In tiles of 64, rows of 16 bits have parts of WIDE_PART elements backward or where results have
+#: gaps, if they have another eighth. Forward to packed rows short parts are the best up to there. (Rows of 9 to 63
+#: elements of 16 bits on an H200. Others are untuned.)
 WIDE_PART, MORE = 32, 5
 #: The shortest tile that is divided; and elements of a program that has several rows, and its warps: with fewer it took
 #: longer on an H100. (As many of rows where neighbours are adjacent in no operand. Untuned.)

@@ -29,9 +29,8 @@ WARPS = 8
 #: Elements of a thread at least, where a row has so many. Untuned.
 ITEMS = 8
 # Fitted to ``bench anywhere sorting``, seeds 1, 2, 3, 13 and 51, on an H200, by a script that is not published:
-#: Elements that a multiprocessor orders by one digit in a microsecond: each takes about 80 instructions.
-#: Fitted was 4400; set by hand: of values from 2400 to 4400, those up to 3200 choose best, also at seed 14, which none
-#: was fitted to.
+#: Elements that a multiprocessor orders by one digit in a microsecond. Fitted was 4400; set by hand: of values from
+#: 2400 to 4400, those up to 3200 choose best, also at seed 14, which none was fitted to.
 SM_ORDERED_PER_US = 3200
 #: Microseconds of a multiprocessor for each program, and for a warp's counters of one digit.
 PROGRAM_US, COUNTERS_US = 0.025, 0.025
