@@ -26,7 +26,7 @@ def guarantee(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
 
 def rank(desc: IndexingDescriptor, target: Target) -> float:
     g = geometry(desc)
-    added = atomics.scattered_us(g, F32_BYTES) if g.scattered else atomics.vector_us(g, F32_BYTES)
+    added = atomics.added_us(g, F32_BYTES) if g.scattered else atomics.vector_us(g, F32_BYTES)
     # The f32 table is cleared and read, the op's own read and written.
     folded = (2 * F32_BYTES + 2 * desc.element.itemsize) * g.table.numel / BYTES_PER_US
     return 3 * LAUNCH_US + index_us(g) + added + folded
