@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from triplan.backends.triton.common.card import BYTES_PER_US, L2_BYTES, LAUNCH_US, SECTOR
+from triplan.backends.triton.common.card import BYTES_PER_US, L2_BYTES, SECTOR
 from triplan.backends.triton.indexing.geometry import Geometry
 
 #: Microseconds from a write to a sector to the next. From two scatters of 16-bit elements to 17 and 155 rows in ``bench
@@ -21,6 +21,9 @@ WRITE_US = 0.024
 TURN_US = 0.6e-3
 #: Bytes of a table that lie in one such part.
 PART_BYTES = 1024
+#: Microseconds that a launch adds which fills or converts a small table: it waits for no index. From sums of few
+#: contributions in ``bench anywhere indexing``, seeds 12, 13 and 14, on an H200.
+FILL_US = 1.0
 #: Microseconds of each of the compare-and-swaps that meet in one element. From two scatters of which all contributions
 #: surely meet (757 products of i32, 113 sums of bf16) in ``bench anywhere indexing``, seeds 14 and 51, on an H200.
 SWAP_US = 0.77
@@ -33,7 +36,15 @@ def index_us(g: Geometry) -> float:
 
 def zero_us(g: Geometry) -> float:
     """Microseconds to fill the table with zeros; 0 where the op adds to what it holds."""
-    return 0.0 if g.keeps else LAUNCH_US + g.table.nbytes / BYTES_PER_US
+    return 0.0 if g.keeps else FILL_US + g.table.nbytes / BYTES_PER_US
+
+
+def folded_us(g: Geometry, nbytes: int) -> float:
+    """Microseconds to clear and read ``nbytes`` for each element of the table, which are packed, and to add the sums to
+    the table: where it lies across them, each element is in a sector of its own."""
+    across = g.table.layout.unit_axis not in (None, len(g.table.shape) - 1)
+    own = SECTOR if across else g.table.element.itemsize
+    return g.table.numel * 2 * (nbytes + own) / BYTES_PER_US
 
 
 def reached(places: float, points: float) -> float:
