@@ -110,6 +110,14 @@ def test_what_follows_from_other_inputs_is_not_expanded(op: str, monkeypatch: py
     assert expanded
 
 
+def test_factors_are_odd() -> None:
+    """Products of even ones vanish, and are then not written any more."""
+    for seed in range(20):
+        c = first("scatter_prod", seed, 1 << 16)
+        t = tensors(c, torch.device("cpu"), torch.Generator().manual_seed(seed))
+        assert (t["src"] % 2 == 1).all()
+
+
 def test_figures_and_limits() -> None:
     rows = [{"op": "f", "ratio": 1.0 + i / 100, "regret": 1.0} for i in range(19)]
     rows += [{"op": "g", "ratio": 0.8, "regret": 1.2}, {"op": "g", "regret": 1.2}, {"op": "h"}]

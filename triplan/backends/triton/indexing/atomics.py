@@ -28,7 +28,7 @@ SHARED_US, SHARED_WIDE_US = 3.5e-6, 5.8e-6
 MISSED_SHARED_BYTES_PER_US = 3e6
 #: Fitted: microseconds that each sector of the table that is reached waits for memory, in the same case.
 SECTOR_US = 35e-6
-#: Microseconds of a lone addition of 16 bits, and of each of the 16-bit additions that meet in an element at the end of a run of pairs: a lone one is a
+#: Microseconds of a lone addition of 16 bits at the end of a run of pairs, and of each that meets others there: it is a
 #: compare-and-swap, but of one lane of a warp. From nine sums of bf16 and f16 with 2 to 58 of them in ``bench anywhere
 #: indexing``, seeds 1, 2, 3, 12, 14 and 51, on an H200.
 LONE_US, END_US = 0.5, 0.1
