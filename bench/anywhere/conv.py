@@ -21,6 +21,9 @@ SIDES = (7, 8, 14, 16, 28, 32, 56, 64, 112, 128, 224, 256)
 KERNELS = {(3, 3): 6, (1, 1): 4, (5, 5): 1, (7, 7): 1, (1, 5): 1, (2, 2): 1}
 #: Microseconds of the longest problems.
 LONGEST_US = 15_000.0
+#: Microseconds of the least time up to which cuDNN times its algorithms: with 7x7 weights some take a thousand times as
+#: long, and each is called several times. Untuned.
+SEARCHED_US = 1000.0
 
 
 def draw(op: str, d: Draw) -> tp.Descriptor:

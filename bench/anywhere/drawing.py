@@ -8,6 +8,7 @@ A family's module has
 - if an input follows from others, ``complete(desc, t)``, which writes it;
 - if what follows is different at each position, ``FOLLOWING``: the names of such inputs, which are not expanded;
 - if not every element of every operand must be moved, ``floor_us(desc)``: the least time on an H200;
+- if torch asks cuDNN, ``SEARCHED_US``: the least time up to which cuDNN times its algorithms;
 - if operands of four axes do not lie in memory as their shapes are written, ``ORDER``: their axes, outermost first.
 """
 

@@ -46,6 +46,8 @@ LEFT_OUT_US, LEFT_OUT = 20_000.0, 5.0
 LONG_US, SLOWER = 1000.0, 3.0
 #: Microseconds of timed calls of one contestant, about; and timed calls at least.
 CALLS_US, FEWEST = 40_000.0, 3
+#: Seconds of a problem after which no further call of it begins. Untuned.
+PROBLEM_S = 30.0
 #: Bytes of operands up to which results are compared with torch's.
 COMPARED = 1 << 28
 #: Rows of the lists of the worst problems.
@@ -137,7 +139,10 @@ def plans_of(c: Case, target: tp.Target) -> list[tp.Plan[Any, Any]]:
 
 @contextmanager
 def torchs_modes(c: Case) -> Iterator[None]:
-    """torch as the problem asks: deterministic or not, products of f32 in tf32 or not; cuDNN times its algorithms."""
+    """torch as the problem asks: deterministic or not, products of f32 in tf32 or not.
+
+    cuDNN times its algorithms where that ends soon, else takes what its heuristics say.
+    """
     products, debugging = torch.backends.cuda.matmul, cast(Any, torch.utils.deterministic)
     before = debugging.fill_uninitialized_memory, products.allow_tf32
     # Filling results before they are written is a debugging aid, not determinism.
@@ -148,12 +153,17 @@ def torchs_modes(c: Case) -> Iterator[None]:
     if c.deterministic:
         torch.set_deterministic_debug_mode("error")
     try:
-        with flags(enabled=True, benchmark=True, deterministic=c.deterministic, allow_tf32=tf32):
+        with flags(enabled=True, benchmark=searched(c), deterministic=c.deterministic, allow_tf32=tf32):
             yield
     finally:
         if c.deterministic:
             torch.set_deterministic_debug_mode("default")
         debugging.fill_uninitialized_memory, products.allow_tf32 = before
+
+
+def searched(c: Case) -> bool:
+    """Whether cuDNN times its algorithms. Nothing ends such a search, which calls each several times."""
+    return c.floor_us <= float(getattr(family_of(c.desc.op), "SEARCHED_US", math.inf))
 
 
 def peers_of(c: Case, compiled: bool, tiny: bool) -> dict[str, Peer]:
@@ -224,8 +234,13 @@ class Timed:
     note: str = ""
 
 
-def time_all(listed: list[Timed], sets: int, device: torch.device, iterations: int, warmup: int) -> None:
-    """Set the times of ``listed``. Of long calls only those that may be the fastest are timed more than twice."""
+def time_all(
+    listed: list[Timed], sets: int, device: torch.device, iterations: int, warmup: int, until: float = math.inf
+) -> None:
+    """Set the times of ``listed``. Of long calls only those that may be the fastest are timed more than twice.
+
+    No call begins once ``time.perf_counter()`` has reached ``until``; what is not timed for that reason has a note.
+    """
     if device.type != "cuda":
         found = timing.wall_times([Contestant(e.name, e.run, sets) for e in listed], iterations, warmup)
         for e, t in zip(listed, found, strict=True):
@@ -233,16 +248,20 @@ def time_all(listed: list[Timed], sets: int, device: torch.device, iterations: i
         return
     for e in listed:
         try:
-            e.run(0)
-            for _ in range(2):  # the host may be held up between two launches
+            for first in (True, False, False):  # the host may be held up between two launches
+                if time.perf_counter() >= until:
+                    e.note = "not timed: the problem took too long" if e.us == math.inf else e.note
+                    break
                 start, end = timing.event(), timing.event()
                 start.record()
-                e.run(sets - 1)
+                e.run(0 if first else sets - 1)
                 end.record()
                 end.synchronize()
-                e.us = min(e.us, start.elapsed_time(end) * 1e3)
+                e.us = e.us if first else min(e.us, start.elapsed_time(end) * 1e3)
         except RuntimeError as failure:
             e.note = _first_line(failure)
+    if time.perf_counter() >= until:
+        return
     limit = max(LONG_US, SLOWER * min(e.us for e in listed))
     again = [e for e in listed if e.us <= limit]
     slowest = max(max(e.us for e in again), 1.0)
@@ -258,7 +277,7 @@ def case_row(
     """Time one problem. What fails or is wrong has an ``error``."""
     base: Row = {"case": c.name, "contestant": "select", "op": c.desc.op, "number": c.number, "bytes": c.bytes}
     base |= {"kernel": plans[0].sku().kernel, "floor_us": c.floor_us}
-    generator = torch.Generator(device).manual_seed(1)
+    generator, until = torch.Generator(device).manual_seed(1), time.perf_counter() + PROBLEM_S
     try:
         sets, _ = timing.rotation(c.bytes, timing.l2_bytes(device))
         buffers = [tensors(c, device, generator) for _ in range(sets)]
@@ -280,7 +299,8 @@ def case_row(
                     if isinstance(failure, tp.TriplanError):
                         raise
                     notes, peers = [*notes, f"torch: {_first_line(failure)}"], []
-            time_all([*ours, *peers], sets, device, iterations, warmup)
+            notes = [*notes, *([] if searched(c) or not peers else ["cuDNN did not search"])]
+            time_all([*ours, *peers], sets, device, iterations, warmup, until)
     except (tp.TriplanError, RuntimeError) as failure:
         return {**base, "error": _first_line(failure), "note": _first_line(failure)}
     best, peer = min(ours, key=lambda e: e.us), min(peers, key=lambda e: e.us, default=None)
@@ -411,7 +431,7 @@ def run(
     numbers = iter(range(cases))
     waiting: deque[tuple[Case, list[tp.Plan[Any, Any]], list[AsyncResult[str]]]] = deque()
     rows: list[Row] = []
-    with until_stopped(), compilers.pool if compilers else nullcontext():  # leaving a pool ends its processes
+    with until_stopped() as labels, compilers.pool if compilers else nullcontext():  # leaving a pool ends its processes
         while time.perf_counter() - started < seconds:
             while len(waiting) < AHEAD and (number := next(numbers, None)) is not None:
                 drawn = case(family, seed, number, target, most)
@@ -431,7 +451,8 @@ def run(
             rows.append({**row, "waited_s": round(waited, 3), "seconds": round(time.perf_counter() - begun, 3)})
             if device.type == "cuda" and torch.cuda.memory_reserved() > torch.cuda.mem_get_info()[1] // 3:
                 torch.cuda.empty_cache()
-    label = f"{len(rows)} of {cases} problems in {time.perf_counter() - started:.0f} s, seed {seed}"
+    done = f"{len(rows)} of {cases} problems in {time.perf_counter() - started:.0f} s, seed {seed}"
+    label = "; ".join([done, *labels])
     if tiny:
         label = f"CPU SMOKE TEST: reference backend, tiny sizes, no comparison; {label}"
     settings = {

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -109,6 +110,14 @@ def test_what_follows_from_other_inputs_is_not_expanded(op: str, monkeypatch: py
     assert expanded
 
 
+def test_factors_are_odd() -> None:
+    """Products of even ones vanish, and are then not written any more."""
+    for seed in range(20):
+        c = first("scatter_prod", seed, 1 << 16)
+        t = tensors(c, torch.device("cpu"), torch.Generator().manual_seed(seed))
+        assert (t["src"] % 2 == 1).all()
+
+
 def test_figures_and_limits() -> None:
     rows = [{"op": "f", "ratio": 1.0 + i / 100, "regret": 1.0} for i in range(19)]
     rows += [{"op": "g", "ratio": 0.8, "regret": 1.2}, {"op": "g", "regret": 1.2}, {"op": "h"}]
@@ -122,6 +131,69 @@ def test_figures_and_limits() -> None:
         "NO: ratio_worst, ratio_q05, regret_q95",
         "",
     ]
+
+
+class Clock:
+    """Stands for the clock and for the events of a GPU; a contestant's call lets seconds pass."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def call(self, seconds: float, first: float | None = None) -> run.Run:
+        each = iter([first]) if first is not None else iter(())
+
+        def passing(i: int) -> None:
+            self.now += next(each, seconds)
+
+        return passing
+
+    def event(self) -> Any:
+        event = SimpleNamespace(at=0.0, synchronize=lambda: None)
+        event.record = lambda: setattr(event, "at", self.now)
+        event.elapsed_time = lambda end: (end.at - event.at) * 1e3
+        return event
+
+
+def test_no_call_begins_after_the_time_of_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, again = Clock(), list[str]()
+
+    def device_times(contestants: Any, iterations: int, warmup: int) -> list[Any]:
+        again.extend(c.name for c in contestants)
+        return [SimpleNamespace(median_us=1.0, not_captured="") for _ in contestants]
+
+    monkeypatch.setattr(run.timing, "event", clock.event)
+    monkeypatch.setattr(run.timing, "device_times", device_times)
+    monkeypatch.setattr(run.time, "perf_counter", lambda: clock.now)
+
+    def timed(*calls: run.Run) -> list[run.Timed]:
+        found = [run.Timed(str(i), call) for i, call in enumerate(calls)]
+        run.time_all(found, 1, torch.device("cuda"), 9, 1, clock.now + 20.0)
+        return found
+
+    # The first call takes all of the time: nothing is known but that.
+    started = clock.now
+    ours, torchs, other = timed(clock.call(0.01), clock.call(0.02, first=150.0), clock.call(0.01))
+    assert clock.now - started == pytest.approx(150.03)
+    assert not again
+    assert (ours.us, ours.note) == (pytest.approx(1e4), "")
+    assert torchs.us == other.us == math.inf
+    assert "too long" in torchs.note
+    assert "too long" in other.note
+    # One call after the first was timed.
+    ours, torchs = timed(clock.call(0.01), clock.call(12.0))
+    assert (torchs.us, torchs.note, again) == (pytest.approx(12e6), "", [])
+    # What is short is timed again.
+    assert [e.us for e in timed(clock.call(1e-4), clock.call(1e-4))] == [1.0, 1.0]
+    assert again == ["0", "1"]
+
+
+def test_cudnn_searches_only_where_that_ends_soon() -> None:
+    drawn = [case("conv", 14, i, H200) for i in range(6)]
+    assert any(c.floor_us > 1000 for c in drawn)
+    assert any(c.floor_us < 1000 for c in drawn)
+    for c in (*drawn, first("softmax")):
+        with run.torchs_modes(c):
+            assert torch.backends.cudnn.benchmark == (c.floor_us <= 1000)
 
 
 def test_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

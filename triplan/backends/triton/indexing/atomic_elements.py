@@ -24,13 +24,14 @@ MISSES_SLOWER = 1.4
 
 def rank(desc: IndexingDescriptor, target: Target) -> float:
     g, itemsize = geometry(desc), desc.element.itemsize
+    swaps = atomics.swaps_us(g, addition(g, adds_vectors(g)))
     sooner = zero_us(g) + LAUNCH_US - atomics.SOONER_US
     if adds_vectors(g):
         return sooner + atomics.vector_us(g, itemsize)
     if shares_sectors(g):
-        return sooner + atomics.shared_us(g, itemsize)
+        return sooner + max(atomics.shared_us(g, itemsize), swaps)
     slower = FITS_SLOWER if g.table.nbytes <= L2_SHARE else MISSES_SLOWER
-    return sooner + index_us(g) + slower * atomics.scattered_us(g, itemsize)
+    return sooner + max(index_us(g) + slower * atomics.added_us(g, itemsize), swaps)
 
 
 @entry(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from triplan.backends.runtime.launch import Launch, Scratch
-from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
+from triplan.backends.triton.common.card import L2_SHARE, LAUNCH_US
 from triplan.backends.triton.common.fill import fill_launch, fold_launch
 from triplan.backends.triton.common.offsets import padded_bytes, values
 from triplan.backends.triton.indexing import atomics, points
-from triplan.backends.triton.indexing.costs import index_us
+from triplan.backends.triton.indexing.atomic_elements import FITS_SLOWER, MISSES_SLOWER
+from triplan.backends.triton.indexing.costs import FILL_US, folded_us, index_us
 from triplan.backends.triton.indexing.geometry import geometry
 from triplan.backends.triton.indexing.registration import HALF, SUMS, entry
 from triplan.backends.triton.indexing.sums import first_launches, sum_guarantee
@@ -26,10 +27,12 @@ def guarantee(desc: IndexingDescriptor) -> Mapping[str, PrecisionGuarantee]:
 
 def rank(desc: IndexingDescriptor, target: Target) -> float:
     g = geometry(desc)
-    added = atomics.scattered_us(g, F32_BYTES) if g.scattered else atomics.vector_us(g, F32_BYTES)
-    # The f32 table is cleared and read, the op's own read and written.
-    folded = (2 * F32_BYTES + 2 * desc.element.itemsize) * g.table.numel / BYTES_PER_US
-    return 3 * LAUNCH_US + index_us(g) + added + folded
+    if g.scattered:
+        slower = MISSES_SLOWER if g.table.numel * F32_BYTES > L2_SHARE else FITS_SLOWER
+        added = slower * atomics.added_us(g, F32_BYTES)
+    else:
+        added = atomics.vector_us(g, F32_BYTES)
+    return LAUNCH_US + 2 * FILL_US + index_us(g) + added + folded_us(g, F32_BYTES)
 
 
 def workspace(desc: IndexingDescriptor, target: Target) -> int:

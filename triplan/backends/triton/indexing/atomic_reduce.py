@@ -9,7 +9,7 @@ from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import bits, values
 from triplan.backends.triton.indexing import atomics, ordered_reduce, points_kernels as kernels
-from triplan.backends.triton.indexing.costs import index_us
+from triplan.backends.triton.indexing.costs import SWAP_US, alike, index_us
 from triplan.backends.triton.indexing.geometry import geometry
 from triplan.backends.triton.indexing.points import Point, repeated
 from triplan.backends.triton.indexing.registration import ADDED, entry
@@ -21,14 +21,15 @@ from triplan.sku import Target
 # From ``bench anywhere indexing``, seeds 1, 2, 3 and 51, on an H200:
 #: Time of an extreme and of a product relative to an atomic addition: few extremes are new ones, and change nothing.
 EXTREME, PRODUCT = 0.55, 1.0
-#: Microseconds of a swap behind the load that it follows, and at times of another.
-SWAP_US = 0.5
+#: Microseconds of a swap behind the load that it follows.
+SWAPPED_US = 0.5
 
 
 def rank(desc: IndexingDescriptor, target: Target) -> float:
     g, product = geometry(desc), desc.op == "scatter_prod"
     changed_us = atomics.scattered_us(g, desc.element.itemsize) * (PRODUCT if product else EXTREME)
-    return LAUNCH_US + index_us(g) + SWAP_US * product + changed_us
+    swaps_us = SWAPPED_US + SWAP_US * (alike(g) - 1) if product else 0.0
+    return LAUNCH_US + index_us(g) + max(swaps_us, SWAPPED_US * product + changed_us)
 
 
 def numerics(desc: ScatterReduceDescriptor) -> str:

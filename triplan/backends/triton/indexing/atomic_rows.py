@@ -26,15 +26,16 @@ def applies(desc: IndexingDescriptor, target: Target) -> Support:
 
 def rank(desc: IndexingDescriptor, target: Target) -> float:
     g, itemsize = geometry(desc), desc.element.itemsize
+    point = _addition(g)
     if g.full:
-        added = index_us(g) + atomics.scattered_us(g, itemsize)
-    elif (point := _addition(g)) is ADD:
+        added = index_us(g) + atomics.added_us(g, itemsize)
+    elif point is ADD:
         added = atomics.vector_us(g, itemsize)
     else:
         cols = rows_tile(desc, point)[1]
         lanes = -(-g.fold[2] // cols) * cols / max(g.fold[2], 1)
         added = atomics.shared_us(g, itemsize) * lanes * (PAIRS_SLOWER if point.pairs else 1.0)
-    return zero_us(g) + LAUNCH_US + added
+    return zero_us(g) + LAUNCH_US + max(added, atomics.swaps_us(g, point))
 
 
 def _addition(g: Geometry) -> Point:

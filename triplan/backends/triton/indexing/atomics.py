@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from triplan.backends.triton.common.card import SECTOR
-from triplan.backends.triton.indexing.costs import miss_rate, reached
+from triplan.backends.triton.indexing.costs import SWAP_US, alike, miss_rate, reached, turns_us
 from triplan.backends.triton.indexing.geometry import Geometry
+from triplan.backends.triton.indexing.points import ADD_PAIRS, ADD_SINGLE, Point, pairs_inside
 from triplan.backends.triton.indexing.sums import sum_guarantee, sum_numerics
 from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
@@ -27,6 +28,10 @@ SHARED_US, SHARED_WIDE_US = 3.5e-6, 5.8e-6
 MISSED_SHARED_BYTES_PER_US = 3e6
 #: Fitted: microseconds that each sector of the table that is reached waits for memory, in the same case.
 SECTOR_US = 35e-6
+#: Microseconds of a lone addition of 16 bits at the end of a run of pairs, and of each that meets others there: it is a
+#: compare-and-swap, but of one lane of a warp. From nine sums of bf16 and f16 with 2 to 58 of them in ``bench anywhere
+#: indexing``, seeds 1, 2, 3, 12, 14 and 51, on an H200.
+LONE_US, END_US = 0.5, 0.1
 
 
 def applies(desc: IndexingDescriptor, target: Target) -> Support:
@@ -62,7 +67,20 @@ def shared_us(g: Geometry, itemsize: int) -> float:
     return max(g.numel * (SHARED_US if itemsize <= 4 else SHARED_WIDE_US), missed / MISSED_SHARED_BYTES_PER_US)
 
 
+def added_us(g: Geometry, itemsize: int) -> float:
+    """Microseconds of atomic additions, each with an index of its own, or of which neighbours take turns."""
+    return max(scattered_us(g, itemsize), turns_us(g, itemsize))
+
+
+def swaps_us(g: Geometry, point: Point) -> float:
+    """Microseconds of lone 16-bit additions by ``point``: each that meets others waits for them."""
+    if g.table.element.itemsize == 2 and point is ADD_SINGLE:
+        return SWAP_US * alike(g)
+    ends = point is ADD_PAIRS and not pairs_inside(g)
+    return LONE_US + END_US * max(alike(g), g.fold[1] / max(g.slots, 1)) if ends else 0.0
+
+
 def scattered_us(g: Geometry, itemsize: int) -> float:
-    """Microseconds to add elements each with an index of its own into a table of ``itemsize`` bytes per element."""
+    """Microseconds to change elements each with an index of its own in a table of ``itemsize`` bytes per element."""
     sectors = max(g.table.numel / (SECTOR // itemsize), 1)
     return ADDITION_US * g.numel + SECTOR_US * reached(sectors, g.numel)

@@ -10,12 +10,23 @@ from __future__ import annotations
 
 import math
 
-from triplan.backends.triton.common.card import BYTES_PER_US, L2_BYTES, LAUNCH_US, SECTOR
+from triplan.backends.triton.common.card import BYTES_PER_US, L2_BYTES, SECTOR
 from triplan.backends.triton.indexing.geometry import Geometry
 
 #: Microseconds from a write to a sector to the next. From two scatters of 16-bit elements to 17 and 155 rows in ``bench
 #: anywhere indexing --seed 12`` on an H200.
 WRITE_US = 0.024
+# From sums of 16, 32 and 64 bits of 3584 rows of 32 elements each, in ``bench anywhere indexing --seed 14`` on an H200:
+#: Microseconds of a part of the L2 cache for an addition: about a clock.
+TURN_US = 0.6e-3
+#: Bytes of a table that lie in one such part.
+PART_BYTES = 1024
+#: Microseconds that a launch adds which fills or converts a small table: it waits for no index. From sums of few
+#: contributions in ``bench anywhere indexing``, seeds 12, 13 and 14, on an H200.
+FILL_US = 1.0
+#: Microseconds of each of the compare-and-swaps that meet in one element. From two scatters of which all contributions
+#: surely meet (757 products of i32, 113 sums of bf16) in ``bench anywhere indexing``, seeds 14 and 51, on an H200.
+SWAP_US = 0.77
 
 
 def index_us(g: Geometry) -> float:
@@ -25,12 +36,34 @@ def index_us(g: Geometry) -> float:
 
 def zero_us(g: Geometry) -> float:
     """Microseconds to fill the table with zeros; 0 where the op adds to what it holds."""
-    return 0.0 if g.keeps else LAUNCH_US + g.table.nbytes / BYTES_PER_US
+    return 0.0 if g.keeps else FILL_US + g.table.nbytes / BYTES_PER_US
+
+
+def folded_us(g: Geometry, nbytes: int) -> float:
+    """Microseconds to clear and read ``nbytes`` for each element of the table, which are packed, and to add the sums to
+    the table: where it lies across them, each element is in a sector of its own."""
+    across = g.table.layout.unit_axis not in (None, len(g.table.shape) - 1)
+    own = SECTOR if across else g.table.element.itemsize
+    return g.table.numel * 2 * (nbytes + own) / BYTES_PER_US
 
 
 def reached(places: float, points: float) -> float:
     """How many of ``places`` are expected to be reached by ``points`` that are spread evenly."""
     return places * -math.expm1(-points / places) if places else 0.0
+
+
+def alike(g: Geometry) -> float:
+    """How many contributions surely meet in an element: those that have one index."""
+    return g.numel / max(g.once.numel, 1)
+
+
+def turns_us(g: Geometry, itemsize: int) -> float:
+    """Microseconds, at least, of atomic additions to a table of ``itemsize`` bytes per element, if the lanes of a warp
+    surely meet in one element: the cache gets each addition by itself, and a small table lies in few parts of it."""
+    last = max((d for d, n in enumerate(g.sizes) if n > 1), default=0)
+    if last not in g.loop or (g.slots > 1 and g.index_axes[last] not in g.index.layout.zero_axes):
+        return 0.0
+    return TURN_US * g.numel / max(g.table.numel * itemsize / PART_BYTES, 1)
 
 
 def queued_us(writes: float, nbytes: int) -> float:

@@ -28,7 +28,7 @@ from triplan.backends.triton.common.fill import fill_launch
 from triplan.backends.triton.common.offsets import I32_LIMIT, extents, padded, padded_bytes, strides, values
 from triplan.backends.triton.indexing import fixed_point_kernels as kernels
 from triplan.backends.triton.indexing.arguments import alpha
-from triplan.backends.triton.indexing.costs import index_us, miss_rate
+from triplan.backends.triton.indexing.costs import FILL_US, folded_us, index_us, miss_rate, turns_us
 from triplan.backends.triton.indexing.geometry import geometry
 from triplan.backends.triton.indexing.points import Point
 from triplan.backends.triton.indexing.stripes import PANEL, Stripes, sample_launches, stripes, stripes_launch
@@ -165,11 +165,10 @@ def fixed_us(desc: IndexingDescriptor, exact: bool) -> float:
     passes = 1 if exact else 2
     scratch = SUM_BYTES + (FLAG_BYTES if exact else EXPONENT_BYTES)
     added, miss = (SCATTERED_BYTES, SCATTERED_MISS) if g.scattered else (SHARED_BYTES, SHARED_MISS)
-    added_us = g.numel * (g.dense.element.itemsize + added) / BYTES_PER_US
+    added_us = max(g.numel * (g.dense.element.itemsize + added) / BYTES_PER_US, turns_us(g, SUM_BYTES))
     slower = 1 + miss_rate(g.table.numel * scratch) * miss
-    folded_us = g.table.numel * (2 * scratch + 2 * g.dense.element.itemsize) / BYTES_PER_US
-    launches = 2 + passes + (pad.stripes is not None)
-    return launches * LAUNCH_US + passes * (added_us * slower + index_us(g)) + folded_us
+    launches = 1 + passes + (pad.stripes is not None)
+    return FILL_US + launches * LAUNCH_US + passes * (added_us * slower + index_us(g)) + folded_us(g, scratch)
 
 
 # --- launches ---

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from triplan.backends.runtime.launch import Launch, Scratch
 from triplan.backends.triton.common.card import LAUNCH_US, SECTOR
 from triplan.backends.triton.common.offsets import padded_bytes
 from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.indexing import scanned_sum_kernels as kernels, segments, sorted_sum
 from triplan.backends.triton.indexing.arguments import policy, status
-from triplan.backends.triton.indexing.costs import zero_us
+from triplan.backends.triton.indexing.costs import reached, zero_us
 from triplan.backends.triton.indexing.geometry import geometry
 from triplan.backends.triton.indexing.registration import ADDED, SLICE_SUMS, entry
 from triplan.backends.triton.indexing.sorting import key_arguments, sorted_view
@@ -18,16 +20,22 @@ from triplan.sku import SUPPORTED, ElementKind, Support, Target
 
 #: Most contributions: every program reads the keys of all of them.
 SCANNED = 512
-#: Fitted: microseconds of a program.
-PROGRAM_US = 2.0
-# Fitted to ``bench anywhere indexing --seed 1`` on an H200:
-#: Microseconds of a program that is alone, and microseconds for each key and for each contribution that it adds.
-FIRST_US, KEY_US, TERM_US = 0.6, 0.0024, 0.045
-#: Time relative to packed operands, of wide rows; and to adjacent lanes, where each lane of a contribution is in a
-#: sector of its own. The latter from seeds 3 and 51.
-WALKED = 3.0
+# Fitted to ``bench anywhere indexing``, seeds 1, 2, 3, 12, 13, 14 and 51, on an H200, by hand:
+#: Microseconds of a program before it adds, and for each key that it reads.
+FIRST_US, KEY_US = 0.6, 0.0024
+#: Microseconds of an addition of a lane of each thread, of several in flight; it doubles once for four, and so on.
+TERM_US = 0.045
+#: The same of strided operands: before, and of an addition, of which only one is in flight.
+STRIDED_US, STRIDED_TERM_US = 1.0, 0.55
+#: Microseconds of the many addresses of wide rows that are not read by vectors.
+WIDE_US = 2.0
+#: Microseconds of programs that fill the card: which only read keys; and more of those that add, also where each lane
+#: of a contribution is in a sector of its own.
+KEYS_US, SUM_US, APART_US = 1.0, 2.5, 5.0
 #: Fitted: programs that a multiprocessor holds at a time.
 RESIDENT = 8
+#: Threads of a program.
+THREADS = 128
 
 
 def programs(desc: IndexingDescriptor) -> int:
@@ -47,12 +55,20 @@ def applies(desc: IndexingDescriptor, target: Target) -> Support:
 
 
 def rank(desc: IndexingDescriptor, target: Target) -> float:
-    g, s = geometry(desc), sorted_view(desc)
+    g, s, size = geometry(desc), sorted_view(desc), desc.element.itemsize
+    flat = segments.lane_arguments(desc, s)[1]["FLAT"]
+    apart = s.outer > 1 and s.inner * size < SECTOR
+    if flat:
+        lanes = max(segments.lanes_tile(desc, s).cols / THREADS, 1)
+        first, term = FIRST_US, TERM_US * (1 + math.log2(lanes)) * (1 + size / 4 if apart else 1)
+    else:
+        first, term = STRIDED_US, STRIDED_TERM_US
+    vectors = flat and s.inner * size % 16 == 0 and min(g.dense.alignment, g.table.alignment) >= 16
+    wide = s.inner >= segments.WIDE_COLS and not vectors
+    alone = first + WIDE_US * wide + KEY_US * s.count + term * max(s.count / max(s.slots, 1), 1)
+    adding = reached(s.slots, s.count) / max(s.count, 1)
     waves = programs(desc) / (RESIDENT * target.sm_count)
-    summed = max(PROGRAM_US * waves, FIRST_US + KEY_US * s.count + TERM_US * s.count / max(s.slots, 1))
-    wide = s.inner >= segments.WIDE_COLS and not g.packed
-    apart = s.outer > 1 and s.inner * desc.element.itemsize < SECTOR
-    return zero_us(g) + LAUNCH_US + (WALKED * summed if wide or apart else summed)
+    return zero_us(g) + LAUNCH_US + alone + waves * (KEYS_US + adding * (APART_US if apart else SUM_US))
 
 
 def workspace(desc: IndexingDescriptor, target: Target) -> int:

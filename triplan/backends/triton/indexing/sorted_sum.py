@@ -32,6 +32,8 @@ from triplan.sku import SUPPORTED, Support, Target
 
 #: Fitted: microseconds per contribution of ranking by comparing all pairs.
 RANK_US = 0.0034
+#: Microseconds before the first comparison. From ``bench anywhere indexing``, seeds 1, 2, 12, 13 and 14, on an H200.
+RANKED_US = 1.4
 #: Fitted: microseconds per pass of the radix sort.
 PASS_US = 8.5
 #: Fitted: microseconds per contribution in each pass of the radix sort.
@@ -61,7 +63,7 @@ def rank(desc: IndexingDescriptor, target: Target) -> float:
     s = sorted_view(desc)
     if s.g.idle:
         return LAUNCH_US
-    sort = s.passes * (PASS_US + PASS_KEY_US * s.count) if s.radix else LAUNCH_US + RANK_US * s.count
+    sort = s.passes * (PASS_US + PASS_KEY_US * s.count) if s.radix else LAUNCH_US + RANKED_US + RANK_US * s.count
     sort += STARTS_US if s.by_slot else 0.0
     copy = turned.copy_us(s.g) - LAUNCH_US if turned.copied(s.g) else 0.0
     return sort + LAUNCH_US * len(segments.sum_launches(desc)) + copy + _sum_us(summed_view(desc))
@@ -79,7 +81,7 @@ def _sum_us(s: Sorted) -> float:
         return walked * (s.count + written) * s.outer * row / BYTES_PER_US
     if s.by_slot:
         element_us = ELEMENT_US if s.outer == 1 else AGAIN_US
-        return (element_us * s.count + SLOT_US * s.slots) * s.outer
+        return walked * (element_us * s.count + SLOT_US * s.slots) * s.outer
     return walked * POSITION_US * s.count * s.outer
 
 

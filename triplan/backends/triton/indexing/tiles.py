@@ -125,7 +125,8 @@ def shares_sectors(g: Geometry) -> bool:
     if g.packed:
         return not g.scattered
     p = plane(g, ADD)
-    return p is not None and g.index_axes[p.cols] is None and _along_rows(g, p)
+    cols = p.cols if p is not None else max((d for d, n in enumerate(g.sizes) if n > 1), default=0)
+    return g.index_axes[cols] is None and _contiguous(g, g.table, g.table_axes, SHORTEST_ROW) == cols
 
 
 def _stride(o: Operand, axis: int | None, item: int | None = None) -> Arg:

@@ -58,8 +58,9 @@ ALIGNED = 64
 SPAN = 16384
 #: Programs for each multiprocessor that are worth a division of the rows. Untuned.
 PROGRAMS = 2
-# Fitted to ``bench anywhere sorting``, seeds 2, 3, 12 and 51, and to other problems of such sizes, on an H200, by a
-# script that is not published. PROGRAM_US, LATENCY_US and TIES_US are then moved so that short rows are ranked rightly.
+# Fitted to ``bench anywhere sorting``, seeds 2, 3 and 51, and to other problems of such sizes, whose results are not
+# kept, on an H200, by a script that is not published. PROGRAM_US, LATENCY_US and TIES_US are then moved so that short
+# rows are ranked rightly.
 #: Microseconds of a multiprocessor for each program.
 PROGRAM_US = 0.055
 #: Keys that a multiprocessor compares with the first ones of their groups in a microsecond, by bytes of an element.

@@ -42,7 +42,8 @@ STEPS = 32
 GROUP = 4
 #: The longest rows: published counts have 30 bits, beside two that say what they count.
 MOST = 2**30 - 1
-# Fitted to ``bench anywhere sorting``, seeds 2, 3, 12 and 51, on an H200, by a script that is not published:
+# Fitted to ``bench anywhere sorting``, seeds 2, 3 and 51, and one more whose results are not kept, on an H200, by a
+# script that is not published:
 #: Elements that a multiprocessor orders within tiles in a microsecond, beside what moving them takes. Set by hand, so
 #: that select agrees with the measured times.
 SM_ORDERED_PER_US = 1900
