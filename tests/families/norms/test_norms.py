@@ -174,6 +174,20 @@ def test_gradients_of_few_rows_are_not_folded(
 
 
 @pytest.mark.parametrize(
+    ("op", "element", "shape", "kernel"),
+    [
+        ("l2_norm", "f64", (38247, 5047), "looped"),
+        ("l2_norm_backward", "f32", (48, 32639), "split"),
+        ("rms_norm_backward", "f32", (112, 24), "rows"),
+    ],
+)
+def test_choices_do_not_count_a_wide_access_twice(op: str, element: str, shape: tuple[int, ...], kernel: str) -> None:
+    """Without vectors instructions are the limit; and sums of few columns meet in shared memory in no time."""
+    desc = tp.descriptor_types()[op](input_shape=shape, element=element)
+    assert tp.plan(desc, target=tp.Target.preset("h200")).sku().kernel == kernel
+
+
+@pytest.mark.parametrize(
     ("shape", "kernel"), [((96, 271481), "split"), ((370, 262143), "split"), ((7129, 95179), "looped")]
 )
 def test_long_rows_are_split_unless_many_hide_their_latencies(shape: tuple[int, ...], kernel: str) -> None:

@@ -43,7 +43,7 @@ F64_SLOWDOWN = 2.5
 ALONE, SPLIT_ALONE = 1.1, 0.5
 #: How much faster splits are of which only one launch has tiles of several rows, and forward ones of 16 bits
 #: where rows are crossed.
-TURNED_ONCE = 1.35
+TURNED_ONCE = 1.1
 #: Elements a microsecond that tiles of several rows access one by one, each in a sector of its own (see ``apart_us``).
 #: From drawn problems on an H200, of norms.
 APART_PER_US = 6.5e4

@@ -19,16 +19,13 @@ from triplan.sku import ElementKind, Target
 #: The kernels of one row a program, and of several; forward and backward.
 LOOPED = (looped_kernels.norm_looped_kernel, looped_kernels.norm_backward_looped_kernel)
 CROSSED = (crossed_kernels.norm_crossed_kernel, crossed_kernels.norm_backward_crossed_kernel)
-#: Microseconds of the loops themselves; elements a microsecond where no vectors are loaded, of rows of up to LONG
-#: elements and of longer ones, forward, backward and with gradients of weight or bias.
-LOOP_US, LONG = 0.45, 1 << 15
-SINGLE_PER_US = ((3e5, 4e5, 2.2e5), (3e5, 1.5e5, 1.5e5))
-#: The same forward of rows with gaps, whose consecutive elements consecutive threads load. (This and what follows: from
-#: drawn problems on an H200.)
-GAPPED_PER_US = 4.3e5
-#: The same of longer rows backward, of which each multiprocessor has at least so many: their programs hide each other's
-#: latencies.
-MANY, MANY_PER_US = 8, 3e5
+#: Microseconds of the loops themselves; accesses of single elements in a microsecond where no vectors are loaded: of
+#: rows with gaps forward, of others forward, backward, and with gradients of weight or bias. (From drawn problems on an
+#: H200.)
+LOOP_US, SINGLE_PER_US = 0.45, (2e6, 1.4e6, 2e6, 1.3e6)
+#: The same of rows of more than LONG elements backward, of which each multiprocessor has fewer than MANY: more programs
+#: would hide each other's latencies.
+LONG, MANY, FEW_PER_US = 1 << 15, 8, 1.2e6
 #: Microseconds at least of each block of a row forward where no vectors are loaded: it waits for memory.
 BLOCK_US = 0.4
 #: What the second loop's reads cost backward where vectors are loaded.
@@ -59,12 +56,11 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
         r, tile = self.rows, self.tile
         us = max(super().us(target), self.several_us(target))
         if tile.rows == 1:
-            per_us = SINGLE_PER_US[r.n > LONG][self.backward + bool(self.gradients)]
-            if self.backward and not self.gradients and r.n > LONG and r.count >= MANY * target.sm_count:
-                per_us = MANY_PER_US
-            if not (r.unit or self.backward):
-                per_us = GAPPED_PER_US
-            us = max(us + LOOP_US, self.single_us(per_us))
+            busiest = -(-r.count // target.sm_count) * target.sm_count  # a program is one row
+            kind = 1 + self.backward + bool(self.gradients) if r.unit or self.backward else 0
+            few = self.backward and r.n > LONG and r.count < MANY * target.sm_count
+            per_us = min(SINGLE_PER_US[kind], FEW_PER_US) if few else SINGLE_PER_US[kind]
+            us = max(us + LOOP_US, self.single_us(per_us, busiest))
             if not r.vectors and not self.backward:
                 us = max(us, BLOCK_US * r.blocks(tile))
         if not self.gradients:

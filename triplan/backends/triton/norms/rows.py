@@ -22,9 +22,9 @@ GAPPED = 4096
 #: Elements a microsecond backward, bound by instructions, where no vectors are loaded: of 16 bits in tiles of at most
 #: FEW_ROWS rows, in others; of f32, and of f64. (From drawn problems on an H200.)
 FEW_ROWS, SINGLE_PER_US = 4, (3.7e5, 3e5, 2e5, 1.2e5)
-#: Microseconds of reducing a gradient's sums of more than 4 rows, and of more than 8, through shared memory, between
-#: more than 4 warps, at a program's end.
-REDUCE_US = (1.0, 2.0)
+#: Microseconds of reducing a gradient's sums through shared memory, between the warps that have rows of their own, at a
+#: program's end: of a sum of a warp, where vectors are loaded; and elsewhere of more than 4 and 8 rows and 4 warps.
+REDUCE_US, SINGLE_REDUCE_US = 0.0011, (1.0, 2.0)
 #: Microseconds that an element of a thread takes where no vectors are loaded: forward in short rows, and with two sums,
 #: of two operands; backward, where a thread has more than FEW_EACH.
 ELEMENT_US, BACKWARD_ELEMENT_US, FEW_EACH = (0.02, 0.05), 0.1, 8
@@ -150,9 +150,12 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
             us = max(us, elements * card.SMS / SINGLE_PER_US[wide + 1 if wide else tile.rows > FEW_ROWS])
         elif 5 * r.n <= 4 * tile.block:
             us *= IDLE
-        reduced = REDUCE_US[tile.rows > 8] * len(self.gradients) if tile.rows > 4 and tile.warps > 4 else 0.0
+        reduced = SINGLE_REDUCE_US[tile.rows > 8] if tile.rows > 4 and tile.warps > 4 else 0.0
+        if r.vectors:
+            beside = min(32 * tile.warps * r.vector(tile) // tile.block, tile.warps, tile.rows)
+            reduced = REDUCE_US * max(beside - 1, 0) * tile.block
         few = each <= FEW_EACH and (r.unit or r.crossed)
-        return us + (0.0 if few else BACKWARD_ELEMENT_US * each) + reduced
+        return us + (0.0 if few else BACKWARD_ELEMENT_US * each) + reduced * len(self.gradients)
 
     def stages(self) -> int:
         """How far backward programs fetch ahead. With 3, two groups of rows are in registers or on their way, with

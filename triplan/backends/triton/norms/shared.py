@@ -31,9 +31,13 @@ MOST_PARTIALS = 132
 FEW_GROUPS = 4
 ENOUGH_BLOCKS = 128
 FOLD_US = 3.0
-#: Microseconds of a group of rows in ``norm_parameters_kernel``, which waits for memory. (From drawn problems on an
-#: H200.)
+#: Microseconds of a group of rows in ``norm_parameters_kernel``, which waits for memory: for as many sectors as rows
+#: have. (From drawn problems on an H200.)
 GROUP_US = 0.6
+#: How much longer tiles of several rows take that are centred. (From drawn problems on an H200, as the next one.)
+CENTRED = 1.6
+#: Bytes that an access of a single element costs as much as, beside its own.
+WIDE = 2
 #: Microseconds of a program of one row that is alone. (From drawn problems on an H200.)
 LONE_US = 1.2
 #: Columns of a block at most in which 16-bit elements accumulate exactly in f32, and in which their number times the 14
@@ -117,8 +121,9 @@ class NormEntry(Entry):
         return replace(self.launch(norm_parameters_kernel, programs, self.shared, args, registers), fuses=False)
 
     def accumulate_us(self, target: Target) -> float:
+        sectors = self.rows.sectors(self.shared.rows, self.read_first)
         nbytes = self.each * self.shared.rows * self.traffic()[0] / max(self.column_blocks, 1)
-        return max(self.reducing_us(self.sums * self.column_blocks, nbytes, target), GROUP_US * self.each)
+        return max(self.reducing_us(self.sums * self.column_blocks, nbytes, target), GROUP_US * self.each * sectors)
 
     def arrays(self) -> dict[str, int]:
         """Partial sums. (No rows have one all the same: no kernel reads it, but one is given its address.)"""
@@ -144,9 +149,20 @@ class NormEntry(Entry):
         alone = waves > 1 and self.tile.rows == 1 and not self.backward
         return us + (LONE_US * (math.ceil(waves) - waves) if alone else 0.0)
 
-    def single_us(self, per_us: float) -> float:
-        """Microseconds where no vectors are loaded: each takes ``per_us`` elements of 16 bits, or fewer wider ones."""
-        return 0.0 if self.rows.vectors else self.element.itemsize // 2 * self.rows.count * self.rows.n / per_us
+    def tiles_us(self, tile: Tile, programs: int, per_us: float, target: Target, alone: float = 1.0) -> float:
+        """As of any entry; forward, ``per_us`` is of two operands. Centred rows take longer: they have two sums."""
+        us = super().tiles_us(tile, programs, per_us, target, alone) * (CENTRED if self.centred else 1.0)
+        return us if self.backward else us * len(self.moved) / 2
+
+    def single_us(self, per_us: float, rows: float) -> float:
+        """Microseconds where no vectors are loaded, of ``rows`` rows: ``per_us`` accesses of single elements of 16
+        bits, or somewhat fewer wider ones, as instructions are the limit. What is read to reduce rows is read twice,
+        weight and bias once for each row."""
+        if self.rows.vectors:
+            return 0.0
+        shared = sum(o.name in ("weight", "bias") for o in self.desc.operands())
+        accesses = rows * self.rows.n * (len(self.moved) + len(self.read_first) + shared)
+        return accesses * (WIDE + self.element.itemsize) / (WIDE + 2) / per_us
 
     def rank(self, target: Target) -> float:
         nbytes = self.nbytes(*NormEntry.arrays(self).values())

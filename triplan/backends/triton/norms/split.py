@@ -18,10 +18,9 @@ from triplan.backends.triton.norms.shared import OPS, NormEntry
 from triplan.descriptors.norms import NormDescriptor
 from triplan.sku import ElementKind, Target
 
-#: Elements a microsecond where no vectors are loaded, forward and backward: of rows with gaps, backward of all operands
-#: together, each of which is accessed element by element; and of others. (This and what follows: from drawn problems on
-#: an H200.)
-SINGLE_PER_US = ((2.5e5, 4e5), (4.2e5, 2.1e5))
+#: Accesses of single elements in a microsecond where no vectors are loaded: forward, backward, and with gradients of
+#: weight or bias; and backward of rows with gaps. (This and what follows: from drawn problems on an H200.)
+SINGLE_PER_US, GAPPED_PER_US = (1.7e6, 1.5e6, 1.1e6), 6e5
 #: Microseconds that programs take longer backward, with gradients of weight or bias or where rows are crossed: where
 #: rows lie in several ways; and of contiguous rows, for each word that a thread loads by itself, and for each warp, as
 #: these wait for each other.
@@ -31,12 +30,12 @@ SHORT_ROW, LATER_US = 144, 0.5
 #: Microseconds of the roots and quotients of f64 forward, which are many instructions, in the last launch's programs.
 F64_US = 1.0
 #: ``turned_per_us`` backward where rows that are read are contiguous in one operand, and adjacent in the other.
-MIXED_PER_US = 600.0
+MIXED_PER_US = 900.0
 
 
 class NormSplit(SplitRows, NormEntry, ops=OPS):
     versions, overlaps, held = (3, 5), True, (1, 2)
-    turned_per_us: Sequence[float] = (2800.0, 1450.0, 1450.0)  # forward of two operands
+    turned_per_us: Sequence[float] = (2800.0, 1450.0, 1450.0)
     sku_version = 2  # of many blocks, several rows are taken together, and merged apart
     reduced = (kernels.norm_partial_kernel, norm_parameters_kernel)
     merged = (kernels.norm_merge_kernel, kernels.norm_backward_merge_kernel)
@@ -44,10 +43,8 @@ class NormSplit(SplitRows, NormEntry, ops=OPS):
 
     def __init__(self, desc: NormDescriptor) -> None:
         super().__init__(desc)
-        forward, *backward = type(self).turned_per_us
-        if self.tile.rows > 1 and len({self.rows.is_adjacent(o) for o in self.read_first}) > 1:
-            backward = [MIXED_PER_US] * 2
-        self.turned_per_us = (2 * forward / len(self.moved), *backward)
+        if self.backward and self.tile.rows > 1 and len({self.rows.is_adjacent(o) for o in self.read_first}) > 1:
+            self.turned_per_us = [MIXED_PER_US] * 3
 
     def find_tile(self) -> Tile:
         return self.partials_tile() if self.backward else super().find_tile()
@@ -71,10 +68,9 @@ class NormSplit(SplitRows, NormEntry, ops=OPS):
     def us(self, target: Target) -> float:
         us = max(super().us(target), self.busy_us(self.programs(), target))
         if self.tiles[1].rows == 1:
-            padded = self.blocks() * self.tile.block / max(self.rows.n, 1) if self.backward else 1.0
-            per_us = SINGLE_PER_US[self.rows.unit][self.backward]
-            operands = len(self.moved) if self.backward and not self.rows.unit else 1
-            us = max(us, self.single_us(per_us / (padded * operands)))
+            gapped = self.backward and not self.rows.unit
+            per_us = GAPPED_PER_US if gapped else SINGLE_PER_US[self.backward + bool(self.gradients)]
+            us = max(us, self.single_us(per_us, self.rows.count))
         r, tile = self.rows, self.tile
         if not self.backward:
             return us + (F64_US if self.element is ElementKind.F64 else 0.0)

@@ -30,7 +30,7 @@ from triplan.sku import Support, Target
 #: If batch invariance is required, the choice between ``split`` and ``looped`` must not depend on the number of rows:
 #: rows of at least so many blocks are split. Untuned.
 FEWEST_BLOCKS = 4
-#: Passes that those of a product weigh in throughput, as the first also scans, for which sums take 2. From drawn
+#: Passes that those of a product of floats weigh in throughput, as the first also scans; sums take 2. From drawn
 #: problems on an H100.
 PRODUCTS = 3
 #: Elements a microsecond where neighbouring rows are adjacent in all operands: each element that a program moves is in
@@ -107,12 +107,13 @@ class ScanSplit(ScanEntry, ops=SCANS):
         rows, programs = self.tile.rows, self.programs()
         count, row = self.rows.count, self.rows.sectors(rows) * self.rows.n * self.element.itemsize
         once = self.reducing_us(programs, rows * row / self.blocks(), target)
-        passes, step = PRODUCTS if self.desc.op == "cumprod" else 2, self.step_us()
+        scans = self.desc.op == "cumprod" and self.element.is_floating_point
+        passes, step = PRODUCTS if scans else 2, self.step_us()
         fixed = 2 * step + (MERGE_US if self.merged() else self.later_us() + LAUNCH_US)
         us = passes * (once - step) + fixed + again_us(count * row)
         # (Totals of a product are scanned forward, in vectors in no time.)
-        scans = 1 if self.rows.vectors else passes - 1
-        us = max(us, once + self.scanned_us(count * self.blocks() * self.tile.block) * scans)
+        scanned = 1 if self.rows.vectors else passes - 1
+        us = max(us, once + self.scanned_us(count * self.blocks() * self.tile.block) * scanned)
         r = self.rows
         if rows > 1:
             held = programs * rows * self.tile.block * self.compute.itemsize / 4

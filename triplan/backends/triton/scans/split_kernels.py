@@ -45,11 +45,19 @@ def block_of(blocks, lanes, ROWS: tl.constexpr):
 
 
 @jit
+def multiply(a, b):
+    """a * b"""
+    return a * b
+
+
+@jit
 def total_of(v, PRODUCT: tl.constexpr, BLOCK: tl.constexpr):
     """The sums of ``v`` [ROWS, BLOCK] along rows; with PRODUCT, the products, as [ROWS, 1]. (A product of neighbours
-    is one that a scan has, too; one of others might leave the range of numbers.)"""
-    if PRODUCT:
+    is one that a scan has, too; one of others might leave the range of floats.)"""
+    if PRODUCT and v.dtype.is_floating():
         total = edge(scan(v, PRODUCT, False), BLOCK, False)
+    elif PRODUCT:
+        total = tl.reduce(v, 1, multiply, keep_dims=True)
     else:
         total = tl.sum(v, 1, keep_dims=True)
     return total
@@ -81,7 +89,8 @@ def scan_totals_kernel(
     col = block.to(n.dtype) * BLOCK + tl.arange(0, BLOCK)[None, :]
     live = col < n if ROWS == 1 else (col < n) & (lane < lanes)
     at = row_pointers(x, x_strides, outer, sizes, lane)
-    at = grouped_pointers(at, axis_offset(col, x_strides[2]), GROUP if PRODUCT else 1)  # (a sum is no scan)
+    scans: tl.constexpr = PRODUCT and x.dtype.element_ty.is_floating()  # see ``total_of``
+    at = grouped_pointers(at, axis_offset(col, x_strides[2]), GROUP if scans else 1)
     v = tl.load(at, mask=live, other=0, eviction_policy="evict_last")
     v = or_identity(v.to(COMPUTE), live, PRODUCT)
     total = total_of(v, PRODUCT, BLOCK)

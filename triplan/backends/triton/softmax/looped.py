@@ -23,7 +23,7 @@ LOOP_US = 0.3
 SINGLE_PER_US = ((1500.0, 3500.0), (3000.0, math.inf))
 #: Elements that a multiprocessor has in a microsecond forward, of 16 bits and of more, of tiles of several rows:
 #: where neighbours are adjacent in the operand, and where rows are contiguous in it, which both loops read.
-CROSSED_PER_US = ((3200.0, 1800.0), (1800.0, 1000.0))
+CROSSED_PER_US = ((3200.0, 1800.0), (3000.0, 1000.0))
 #: What the second loop's reads cost; and where vectors are loaded, backward, and forward of so many elements and rows.
 CACHED_SHARE, CACHED_FROM, CACHED_ROWS = (0.35, 0.05), 8192, 512
 #: Elements of a tile of few rows.

@@ -13,7 +13,7 @@ from triplan.backends.triton.softmax import rows_kernels as kernels
 from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
 from triplan.descriptors.base import RowsDescriptor
 from triplan.descriptors.softmax import AnySoftmaxDescriptor
-from triplan.sku import Target
+from triplan.sku import ElementKind, Target
 
 #: Parts into which a tile is divided where rows begin anywhere; those that hold no element of a row are left out. A row
 #: of 65 then has five parts of 16 elements, in place of 128: no lane is idle but in the last, and a warp exchanges two
@@ -23,8 +23,9 @@ PARTS = 8
 #: the tile. Each part is stored by itself, so that shorter ones write each sector in several pieces, which then costs
 #: more than idle lanes. In tiles of 64, rows of 16 bits have parts of WIDE_PART elements backward or where results have
 #: gaps, if they have another eighth. Forward to packed rows short parts are the best up to there. (Rows of 9 to 63
-#: elements of 16 bits on an H200. Others are untuned.)
-WIDE_PART, MORE = 32, 5
+#: elements of 16 bits on an H200. Others are untuned.) Rows of f64 have parts of F64_PART, which share
+#: fewer sectors with their neighbours than shorter ones. Untuned.
+WIDE_PART, MORE, F64_PART = 32, 5, 8
 #: The shortest tile that is divided; and elements of a program that has several rows, and its warps: with fewer it took
 #: longer on an H100. (As many of rows where neighbours are adjacent in no operand. Untuned.)
 DIVIDED_FROM, SEVERAL, SEVERAL_WARPS = 16, 1024, 4
@@ -45,7 +46,7 @@ CROSSED_TILE = (2048, 4096)
 
 
 class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
-    sku_version = 5  # other parts of short odd rows
+    sku_version = 6  # longer parts of short odd rows of f64
     which = (kernels.softmax_rows_kernel, kernels.softmax_backward_rows_kernel)
     longest = (32768, 16384)  # registers hold one operand (forward), or two (backward)
     narrow_above = (16384, MOST_NARROW)
@@ -56,7 +57,8 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         #: Elements of a part of a row.
         self.part = self.find_part() if self.divided() else self.tile.block
         if self.divided():
-            self.version = 7 if self.part > self.tile.block // PARTS else 4
+            longer = 8 if self.element is ElementKind.F64 else 7
+            self.version = longer if self.part > self.tile.block // PARTS else 4
 
     def find_rows(self, desc: RowsDescriptor) -> Rows:
         """Rows that lie among others are numbered row-major: those of a program then share sectors of memory. (Where no
@@ -71,6 +73,8 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         """Elements of a part of a row that is divided."""
         block, size, n = self.tile.block, self.element.itemsize, self.rows.n
         packed = all(o.layout.packed for o in self.rows.operands if o.is_written)
+        if self.element is ElementKind.F64:
+            return max(min(F64_PART, block // 2), block // PARTS)
         wide = block == 64 and size == 2 and (self.backward or not packed)
         least = MORE + (block == 64 and not wide)
         if block > 64 or 8 * n <= least * block:
