@@ -252,6 +252,18 @@ def test_f32_factors_keep_all_their_bits(where: str, kernel: str | None, math: s
     torch.testing.assert_close(got["lse"][0, 1], torch.tensor([score]), rtol=2**-21, atol=0.0)
 
 
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, -1, 0x7F800001, 0x7FC00000], ids=hex)
+@pytest.mark.parametrize(("where", "kernel"), PLACES)
+def test_f32_nans_of_any_bits_reach_the_result(where: str, kernel: str | None, bits: int) -> None:
+    """Also those that rounding to fewer bits turns into 0 or infinity. Of two heads, the other is finite."""
+    desc = build("attention", batch=1, heads=2, key_heads=2, queries=3, keys=20, head_dim=16)
+    values = {name: torch.ones(1, n, 2, 16) for name, n in (("q", 3), ("k", 20), ("v", 20))}
+    values["v"][0, 7, 1] = torch.tensor(bits, dtype=torch.int64).to(torch.int32).view(torch.float32)
+    got = run(required(desc, kernel, target(where)), values)
+    torch.testing.assert_close(got["out"][:, :, 0], torch.ones(1, 3, 16))
+    assert got["out"][:, :, 1].isnan().all()
+
+
 @pytest.mark.parametrize(("where", "kernel"), PLACES)
 def test_steep_scores_do_not_overflow(where: str, kernel: str | None) -> None:
     """Of thousands, growing and falling along the keys: exponentials of what a running maximum has left behind."""

@@ -194,8 +194,17 @@ def backward_us(
 
 
 def streamed_us(desc: AttendingDescriptor) -> float:
-    """Microseconds of streaming all operands but the mask."""
-    return sum(o.nbytes for o in desc.operands() if o.is_tensor and o.name != "mask") / card.BYTES_PER_US
+    """Microseconds of streaming all operands but the mask.
+
+    Where another axis of a result is contiguous, as of a transposed one, each element takes about as long as reading
+    and writing its sector, the rest of which other programs write (bench/results/anywhere-attention-*).
+    """
+    found = 0.0
+    for o in desc.operands():
+        if o.is_tensor and o.name != "mask":
+            apart = o.is_written and not o.layout.packed and o.layout.unit_axis not in (None, len(o.shape) - 1)
+            found += 2 * card.SECTOR * o.numel if apart else o.nbytes
+    return found / card.BYTES_PER_US
 
 
 def _exposed_us(desc: AttendingDescriptor, tiles: int, us: float, persistent: bool, target: Target) -> float:

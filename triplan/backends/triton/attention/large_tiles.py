@@ -50,9 +50,10 @@ def rank(desc: AttentionDescriptor, target: Target) -> float:
     archs=(ArchSku.SM90A,),
     supports=supports,
     rank=rank,
-    numerics=lambda desc: tiles.numerics(desc, TILES, 1, "large_tiles"),
+    numerics=lambda desc: tiles.numerics(desc, TILES, 2, "large_tiles"),
     # Before tiles, where one choice must serve all batch sizes: large batches gain more than small ones lose.
     priority=0,
+    version=2,
 )
 def large_tiles(desc: AttentionDescriptor, target: Target) -> list[Launch]:
     # Parts of k and of v take turns at an address in shared memory. If they had two layouts there, ptxas 12.8, which

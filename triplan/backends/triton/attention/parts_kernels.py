@@ -36,11 +36,21 @@ def parts_of(x, PARTS: tl.constexpr):
     """``x``, or the three tiles of bf16 of which it is the sum."""
     found = (x,)
     if PARTS == 3:
-        a = x.to(tl.bfloat16)
-        rest = x - a.to(tl.float32)
-        b = rest.to(tl.bfloat16)
-        found = (a, b, (rest - b.to(tl.float32)).to(tl.bfloat16))
+        a, rest = split(x)
+        b, rest = split(rest)
+        found = (a, b, rest.to(tl.bfloat16))
     return found
+
+
+@jit
+def split(x):
+    """(the nearest bf16 of ``x``, the rest of it).
+
+    Integers round, and take the larger magnitude of two that are equally near. Where the rest is needed, ptxas converts
+    numbers one by one (F2F), in the slow pipe of exponentials. A NaN may round to 0, but its rest is NaN.
+    """
+    bits = tl.add(x.to(tl.uint32, bitcast=True), 0x8000, sanitize_overflow=False) & 0xFFFF0000
+    return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True), x - bits.to(tl.float32, bitcast=True)
 
 
 @jit

@@ -72,7 +72,7 @@ def tiles_us(desc: AttentionDescriptor, target: Target, tile: Tile, alike: bool 
     return forward_us(desc, target, (tile.queries, tile.keys), columns_of(desc, tile, alike), pace_of(desc, PACES))
 
 
-def numerics(desc: AttendingDescriptor, choice: Choice = TILES, version: int = 4, name: str = "tiles") -> str | None:
+def numerics(desc: AttendingDescriptor, choice: Choice = TILES, version: int = 5, name: str = "tiles") -> str | None:
     """The numerics id: what the bits of a row depend on besides the row and its keys. None with dropout, as they then
     depend on the place of the row."""
     if desc.dropout:
@@ -93,7 +93,7 @@ def numerics(desc: AttendingDescriptor, choice: Choice = TILES, version: int = 4
     rank=rank,
     numerics=numerics,
     priority=1,  # after wgmma, which gives other bits
-    version=3,
+    version=4,
 )
 def tiles(desc: AttentionDescriptor, target: Target) -> list[Launch]:
     return launches(desc, TILES.of(desc, target)[0])

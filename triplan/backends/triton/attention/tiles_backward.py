@@ -23,7 +23,7 @@ from triplan.descriptors import AttentionBackwardDescriptor, packed_strides
 from triplan.sku import Support, Target
 
 #: Of the entry and of its numerics ids.
-VERSION = 6
+VERSION = 7
 #: As those of the forward op, but operands of a step are loaded before it. Of parts and f64 from a few problems each:
 #: steps of parts wait for one thing after another, so that they take about as long with more queries or keys.
 PACES = {
@@ -32,8 +32,10 @@ PACES = {
     "parts": Pace(0.0, 3.8, 74.0, together=1.18, loads=1e5),
     "scalar": Pace(2.4, 0.7, 14.0, together=1.65),
 }
-#: (tile of dq, tile of dk and dv), chosen as ``TILES`` of the forward op, but those of parts of heads wider than 128,
-#: which spill up to 530 bytes: steps wait so long that a few more instructions cost less than more steps. Untuned.
+#: (tile of dq, tile of dk and dv), chosen as the forward op's, but for parts of heads wider than 64: there steps
+#: wait so long that a few more instructions cost less than more steps. The tile of dq of heads of up to 128 spills some
+#: bytes, more where elements are read singly; with 128 queries it was faster all the same, on an H200. Those of wider
+#: heads spill up to 530 bytes, untuned.
 TILES = Choice(
     usual={
         ("half", 64): (Tile(128, 64, 8, 2), Tile(32, 128, 8, 1)),
@@ -44,7 +46,7 @@ TILES = Choice(
         ("tf32", 256): (Tile(16, 16, 4, 1), Tile(16, 32, 8, 1)),
         ("parts", 32): (Tile(64, 64, 4, 1, 32), Tile(32, 64, 4, 1, 32)),
         ("parts", 64): (Tile(64, 32, 4, 2, 64), Tile(16, 64, 4, 1, 64)),
-        ("parts", 128): (Tile(64, 16, 4, 1, 64), Tile(32, 16, 4, 1, 32)),
+        ("parts", 128): (Tile(32, 64, 8, 1, 64), Tile(32, 16, 4, 1, 32)),
         ("parts", 256): (Tile(16, 64, 8, 1, 64), Tile(32, 16, 8, 1, 64)),
         ("scalar", 64): (Tile(16, 16, 4, 1), Tile(16, 32, 4, 1)),
         ("scalar", 128): (Tile(16, 16, 4, 1), Tile(16, 32, 4, 1)),
