@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import triplan as tp
 import triplan.functional as F  # noqa: N812
 import triplan.nn
-from triplan.backends.triton.conv import depthwise, pointwise, tiles
+from triplan.backends.triton.conv import depthwise, pointwise, tile_shapes
 from triplan.sku.facts import forget_facts
 from triplan.testing import check_plan, descriptors
 
@@ -418,7 +418,7 @@ def test_pixels_of_a_tile_change_no_bits(element: str, op: str, where: str, monk
     dtype = getattr(torch, {"f32": "float32", "f64": "float64"}[element])
     values = {o.name: torch.randn(o.shape, dtype=dtype) for o in desc.operands() if not o.is_written}
     first = run(few, values)
-    monkeypatch.setitem(tiles.FEW_SUMS, desc.multiplicands, tiles.FEW_WARPS)
+    monkeypatch.setitem(tile_shapes.FEW_SUMS, desc.multiplicands, tile_shapes.FEW_WARPS)
     forget_facts()
     many = tp.plan(desc, target=target(where), kernel="converted")
     forget_facts()
