@@ -70,6 +70,8 @@ def one_by_one(entry: str) -> Iterator[tp.Descriptor]:
     yield odd.replace(m=1, n=8, k=1000, layouts={"a": COLUMN})
     yield odd.replace(m=2048, n=72, k=1001, element="f32", out_element=None, math="tf32", saves_pre=True)
     yield tp.GemmDescriptor(m=2048, n=8, k=64, element="f64", epilogue="bias", layouts={"c": COLUMN})
+    few = tp.GemmDescriptor(m=4263, n=19, k=170, element="f32", math="tf32x3", epilogue="bias", layouts={"c": COLUMN})
+    yield from (few, few.replace(m=43, n=9, k=45934, epilogue="identity", layouts={"a": LOOSE_COLUMN}))
 
 
 def thin(element: str) -> Iterator[tp.Descriptor]:
@@ -83,7 +85,7 @@ def thin(element: str) -> Iterator[tp.Descriptor]:
     for batch, k in ((1, 5120), (61, 768), (512, 65)):
         yield tp.BatchedGemmDescriptor(batch=batch, m=1, n=1, k=k, element=element)
     yield tp.BatchedGemmDescriptor(batch=100, m=33, n=1, k=150, element=element, epilogue="bias_silu")
-    for k in (1, 2, 3, 8):
+    for k in (1, 2, 3, 8, 13):
         yield base.replace(m=1001, k=k, epilogue="bias_gelu")
         yield base.replace(m=5376, n=3, k=k, layouts={"c": COLUMN}, reads_c0=True)
         yield base.replace(m=77, k=k, layouts=strided, reads_c0=True, epilogue="bias_gelu")

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import triplan as tp
 import triplan.functional as F  # noqa: N812
 import triplan.nn
-from triplan.backends.triton.conv import depthwise, pointwise, tiles
+from triplan.backends.triton.conv import depthwise, pointwise, tile_shapes
 from triplan.sku.facts import forget_facts
 from triplan.testing import check_plan, descriptors
 
@@ -418,7 +418,7 @@ def test_pixels_of_a_tile_change_no_bits(element: str, op: str, where: str, monk
     dtype = getattr(torch, {"f32": "float32", "f64": "float64"}[element])
     values = {o.name: torch.randn(o.shape, dtype=dtype) for o in desc.operands() if not o.is_written}
     first = run(few, values)
-    monkeypatch.setitem(tiles.FEW_SUMS, desc.multiplicands, tiles.FEW_WARPS)
+    monkeypatch.setitem(tile_shapes.FEW_SUMS, desc.multiplicands, tile_shapes.FEW_WARPS)
     forget_facts()
     many = tp.plan(desc, target=target(where), kernel="converted")
     forget_facts()
@@ -665,6 +665,17 @@ def test_boxes_of_pixels(case: str, op: str, where: str) -> None:
         ragged = ragged.replace(layouts={o.name: loose for o in ragged.operands() if len(o.shape) == 4})
         for plan in filter(None, (copied, required(ragged, "converted_wgmma", target(where)))):
             assert check_plan(plan, runs=2).compared
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels", [67, 2047])
+def test_pixels_that_share_rows(channels: int) -> None:
+    """Gradients of weight of channels that are no multiples of vectors, without copies."""
+    rows = tp.Layout.strided(order=(0, 2, 3, 1), alignment=16)
+    fields = {"batch": 5, "height": 16, "width": 18, "in_channels": channels, "out_channels": 131, "kernel": (1, 1)}
+    for kind in ({"element": "bf16"}, {"element": "f32", "math": "tf32"}):
+        desc = tp.Conv2dBackwardWeightDescriptor(**fields, **kind, layouts=dict.fromkeys(("x", "dout"), rows))
+        assert check_plan(required(desc, "wgmma", target("gpu")), runs=2).compared
 
 
 #: Sizes, strides, padding and gaps of images of few channels.

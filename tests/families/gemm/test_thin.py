@@ -17,7 +17,7 @@ from triplan.backends.triton.gemm.gemv import Block
 #: Of one row, of one column, of both.
 VECTORS = ((1, 35, 70), (37, 1, 70), (1, 1, 70), (1, 5, 0), (0, 1, 3))
 #: k up to the longest.
-SHORT = ((17, 35, 1), (5, 66, 3), (70, 3, 8), (1, 9, 2), (9, 1, 5), (3, 4, 0))
+SHORT = ((17, 35, 1), (19, 34, 13), (6, 21, 16), (5, 66, 3), (70, 3, 8), (1, 9, 2), (9, 1, 5), (3, 4, 0))
 
 
 def problems(where: str, entry: str, element: str) -> Iterator[tp.Descriptor]:

@@ -70,6 +70,16 @@ def test_few_columns_have_a_tall_tile_of_halves_and_more_stages_of_tf32() -> Non
     assert {t.stages for t in shapes.tiles_of(narrow.replace(n=129), H200) if (t.m, t.n) == (128, 128)} == {3}
 
 
+def test_few_columns_have_narrow_tiles_of_tf32x3() -> None:
+    few = tp.GemmDescriptor(m=4263, n=19, k=170, element="f32", math="tf32x3", epilogue="bias")
+    for n, found in ((16, 2), (19, 1), (33, 0)):
+        assert len({*shapes.NARROW_TF32X3} & {*shapes.tiles_of(few.replace(n=n), H200)}) == found
+        assert invariant_tile(few.replace(n=n), H200) == shapes.TILES_TF32X3[H200.arch][0]
+    assert cheapest_tile(few, H200) == shapes.NARROW_TF32X3[0]
+    gradient = few.replace(m=43, n=9, k=45934, epilogue="identity", layouts={"a": LOOSE_COLUMN, "b": LOOSE_ROW})
+    assert cheapest_split(gradient, H200).tile == shapes.NARROW_TF32X3[1]
+
+
 def test_gradients_in_tf32x3_of_a_strided_dc_are_multiplied_as_f32() -> None:
     desc = backward(361, 3824, 511, "f32", (1, 0, 0), math="tf32x3", layouts={"dc": "strided"})
     (product,) = gradient_products(desc).values()

@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.conv import copies, shared, tiles
+from triplan.backends.triton.conv import copies, shared
 from triplan.backends.triton.conv.copies import Padded
+from triplan.backends.triton.conv.tile_shapes import along_features, by_fma
+from triplan.backends.triton.conv.tiles import TILED
 from triplan.descriptors import Operand
 from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku import PrecisionGuarantee, Support, Target
@@ -103,10 +105,10 @@ def entries(
 def _gaining(desc: Conv2dProblem) -> dict[Operand, int]:
     """Operands with channels first; of FMAs also weights, whose features then are adjacent."""
     found = {o: 1 for o in shared.channels_apart(desc) if o.layout.packed}
-    if tiles.by_fma(desc) and desc.groups == 1 and not tiles.along_features(desc):
+    if by_fma(desc) and desc.groups == 1 and not along_features(desc):
         found[desc.operand("weight")] = int(shared.of_input(desc))
     return found
 
 
 # As tiles, whose bits it has.
-entries(tiles.TILED, "converted", _gaining, whole=False, priority=1, weight={"version": 4})
+entries(TILED, "converted", _gaining, whole=False, priority=1, weight={"version": 4})

@@ -19,8 +19,10 @@ from triplan.backends.triton.gemm.matrices import layout, unit_axis
 from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import Support, Target
 
-#: Longest k. Each power of two is one binary.
-MOST_K = 8
+#: Longest k, and that of a C of one row or column, of which ``gemv`` reads k side by side.
+MOST_K, MOST_K_OF_VECTORS = 16, 8
+#: Longest k that is loaded at once, each power of two by one binary; of a longer one so much is, or registers spill.
+AT_ONCE, STEP_K = 8, 4
 #: Elements of C per program, by bytes of an element of the accumulator; and how often such tiles must fill the card.
 #: With 2048 of f64 a multiprocessor holds too few programs: on an H100 they took 1.35 times as long.
 ELEMENTS_OF_TILE, FILLED = {4: 4096, 8: 1024}, 2
@@ -34,6 +36,8 @@ LEAST_COLUMNS, IDLE = 32, 8
 FIXED_US = 0.6
 #: Microseconds that one multiprocessor takes for an element of C, besides its bytes. Untuned.
 ELEMENT_US = 6e-5
+#: Microseconds of waiting for each further ``STEP_K`` of a k that is not loaded at once. Untuned.
+PASS_US = 0.5
 #: Elements that all multiprocessors write in a microsecond to a C without unit stride. From 6e6 and 2e7 elements on an
 #: H200.
 STRAY_PER_US = 1.3e5
@@ -76,8 +80,9 @@ def _programs(desc: MatrixProductDescriptor, tile: OuterTile) -> int:
 
 def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
     """Whether k is short, and the grid has room for every tile."""
-    if desc.k > MOST_K:
-        return Support.no(f"k = {desc.k} is longer than {MOST_K}")
+    most = MOST_K_OF_VECTORS if 1 in (desc.m, desc.n) else MOST_K
+    if desc.k > most:
+        return Support.no(f"k = {desc.k} is longer than {most}")
     return fits_grid(_programs(desc, tile_of(desc, target)))
 
 
@@ -89,7 +94,8 @@ def rank(desc: MatrixProductDescriptor, target: Target) -> float:
     written = -(-_programs(desc, tile) // sms) * tile.m * tile.n * ELEMENT_US * (1 + desc.k / 4)
     c = desc.operand("c")
     stray = c.numel / STRAY_PER_US if unit_axis(c) is None else 0.0
-    return FIXED_US + max((results + factors) / BYTES_PER_US, written, stray)
+    passes = 1 if desc.k <= AT_ONCE else -(-desc.k // STEP_K)
+    return FIXED_US + (passes - 1) * PASS_US + max((results + factors) / BYTES_PER_US, written, stray)
 
 
 @for_products(
@@ -121,7 +127,8 @@ def outer(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
                 **constants,
                 "BLOCK_M": tile.m,
                 "BLOCK_N": tile.n,
-                "MOST_K": _power(desc.k),
+                "STEP_K": _power(desc.k) if desc.k <= AT_ONCE else STEP_K,
+                "LOOPS": desc.k > AT_ONCE,
                 "ACC": TL[desc.sums],
             },
             overlaps=True,

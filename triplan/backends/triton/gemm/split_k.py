@@ -249,7 +249,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="split_k",
-        version=5,
+        version=6,
         elements=ELEMENTS,
         supports=supports,
         rank=rank,

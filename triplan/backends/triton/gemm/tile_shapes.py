@@ -91,6 +91,8 @@ TILES_TF32X3 = {
     ArchSku.SM90A: (Tile(32, 128, 32, 4, 3), Tile(32, 64, 32, 4, 3), Tile(16, 64, 32, 4, 4)),
     ArchSku.CPU: _TF32[1:],
 }
+#: Further tiles of few columns of C on Hopper, whose steps load less of B, so that more of them are in flight. Untuned.
+NARROW_TF32X3 = (Tile(32, 32, 32, 4, 4), Tile(32, 16, 32, 4, 4))
 #: For i8.
 TILES_I8 = (Tile(128, 128, 64, 8, 3), Tile(64, 64, 64, 4, 4), Tile(16, 64, 128, 4, 4))
 #: For f32 without tensor cores: the operands' registers bound the tile.
@@ -210,7 +212,8 @@ def _candidates(desc: MatrixProductDescriptor, target: Target, elementwise: bool
     if itemsize == 1:
         return TILES_1_BYTE_ELEMENTWISE if elementwise else TILES_I8
     if desc.multiplicands is MathPrecision.TF32X3:
-        return TILES_TF32X3[target.arch]
+        further = NARROW_TF32X3 if target.arch is ArchSku.SM90A else ()
+        return (*TILES_TF32X3[target.arch], *(t for t in further if desc.n <= t.n))
     if desc.multiplicands is MathPrecision.TF32:
         return TILES_TF32_ELEMENTWISE if elementwise else (TILES_TF32_TURNED if turned else TILES_TF32)[target.arch]
     if desc.element is ElementKind.F32:
