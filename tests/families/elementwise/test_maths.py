@@ -15,6 +15,7 @@ from cases.elementwise import ELEMENTS, SPECIAL, TAME, expression, problem, torc
 from proofs import target
 
 import triplan as tp
+from triplan import functional
 from triplan.backends.triton.common import maths_kernels as maths
 from triplan.backends.triton.common.accuracy import SHORT
 from triplan.backends.triton.common.expressions import text
@@ -210,6 +211,16 @@ def _checked(op: str, elements: tuple[str, ...], where: str) -> int:
         for desc in descs:
             compared += check_plan(tp.plan(desc, target=target(where)), runs=1 if where == "interpret" else 2).compared
     return compared
+
+
+def test_higher_derivatives_of_tanh_at_0() -> None:
+    """From the third one on, a gradient has the name of one that it reads."""
+    x = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    y, found = functional.tanh(x), []
+    for _ in range(5):
+        (y,) = torch.autograd.grad(y, x, create_graph=True)
+        found.append(y.item())
+    assert found == [1, 0, -2, 0, 16]
 
 
 @pytest.mark.parametrize("op", ["truncate_divide", "floor_divide", "remainder", "fmod"])
