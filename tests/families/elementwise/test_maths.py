@@ -83,6 +83,17 @@ def test_values_and_dtypes_are_torchs(op: str) -> None:
     assert compared
 
 
+@pytest.mark.parametrize("op", ["sub", "sub_scaled"])
+@pytest.mark.parametrize("elements", [("bool", "f32"), ("f32", "bool"), ("bool", "bool")])
+def test_differences_take_no_bool(op: str, elements: tuple[str, str]) -> None:
+    """Neither does torch's subtraction, nor the functional call."""
+    with pytest.raises(tp.InvalidProblem, match=f"{op} does not take bool"):
+        tp.BinaryDescriptor(op=op, element=elements[0], y_element=elements[1], input_shape=(8,))
+    x, y = (torch.ones(8).to(tp.ElementKind.of(e).torch) for e in elements)
+    with pytest.raises(NotImplementedError, match="sub does not take bool"):
+        functional.sub(x, y, alpha=1 if op == "sub" else 2)
+
+
 @pytest.mark.parametrize("op", [op for op in NAMED if op not in FUNCTIONS or FUNCTIONS[op].gradient])
 def test_gradients_are_torchs(op: str) -> None:
     root, names = expression(op)
