@@ -56,7 +56,7 @@ _SHORT = {
     40: "log1p",
     50: "acosh asinh atanh",
     260: "exp",
-    264: "sech2 sigmoid tanh_log1pexp",
+    264: "cosh sech2 sigmoid sinh tanh_log1pexp",
     302: "log1pexp",
     500: "erfc normal_cdf",
     1200: "pow",

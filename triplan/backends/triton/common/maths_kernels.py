@@ -363,6 +363,31 @@ def short_tanh(x):
 
 
 @jit
+def _half_exp(size):
+    """exp(size) / 2, which overflows where cosh does."""
+    return libdevice.exp2(polynomial(size, (1.4426950408889634, -1.0)))
+
+
+@jit
+def _fourth_of(x): return libdevice.fast_dividef(tl.full(x.shape, 0.25, tl.float32), x)
+
+
+@jit
+def short_cosh(x):
+    e = _half_exp(tl.abs(x))
+    return e + _fourth_of(e)
+
+
+@jit
+def short_sinh(x):
+    """(exp(|x|) - exp(-|x|)) / 2, and near 0, where that cancels, x * P(x**2) (Taylor's: 2**-24)."""
+    size, square = tl.abs(x), x * x
+    e = _half_exp(size)
+    near = x * polynomial(square, (0.0083333333, 0.16666667, 1.0))
+    return tl.where(size < 0.25, near, libdevice.copysign(e - _fourth_of(e), x))
+
+
+@jit
 def _log_twice(t, more):
     """log(1 + t + more) for t <= more <= t + 2, also where the sum would overflow."""
     large = t > 1152921504606846976.0  # 2**60
