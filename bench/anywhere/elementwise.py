@@ -51,7 +51,9 @@ TORCH: dict[str, Callable[..., Any]] = {
     "relu_squared": lambda x: torch.relu(x).square(),
     "round_decimals": torch.round,
     "softcap_tanh": lambda x: 30.0 * torch.tanh(x / 30.0),
+    "sech2": lambda x: 1 - torch.tanh(x).square(),
     "swiglu": lambda x, y: functional.silu(x) * y,
+    "tanh_log1pexp": lambda x: torch.tanh(functional.softplus(x)),
     "threshold": lambda x, **to: aten.threshold(x, 0.0, 0.0, **to),
     "truncate_divide": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
 }

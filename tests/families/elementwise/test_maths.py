@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 import torch
 from cases import H200, WHERE, compiles, required
-from cases.elementwise import ELEMENTS, SPECIAL, TAME, expression, problem, torchs
+from cases.elementwise import ELEMENTS, INF, NAN, SPECIAL, TAME, expression, problem, torchs
 from proofs import target
 
 import triplan as tp
-from triplan.backends.triton.common import maths_kernels as maths
-from triplan.backends.triton.common.accuracy import SHORT
+from triplan import functional
+from triplan.backends.triton.common import bounds, maths_kernels as maths
+from triplan.backends.triton.common.accuracy import SHORT, function_error, lost
 from triplan.backends.triton.common.expressions import text
 from triplan.backends.triton.elementwise.entries import OPS, VERSIONS
 from triplan.descriptors.elementwise.problems import NAMED, _expression, _gradient
-from triplan.descriptors.expressions.expression import FUNCTIONS, flattened
+from triplan.descriptors.expressions.expression import FUNCTIONS, call, flattened
 from triplan.descriptors.expressions.tree import spelled_out
 from triplan.testing import check_plan
 
@@ -80,6 +81,17 @@ def test_values_and_dtypes_are_torchs(op: str) -> None:
             torch.testing.assert_close(got, wanted, equal_nan=True, **near)
         compared += got.numel()
     assert compared
+
+
+@pytest.mark.parametrize("op", ["sub", "sub_scaled"])
+@pytest.mark.parametrize("elements", [("bool", "f32"), ("f32", "bool"), ("bool", "bool")])
+def test_differences_take_no_bool(op: str, elements: tuple[str, str]) -> None:
+    """Neither does torch's subtraction, nor the functional call."""
+    with pytest.raises(tp.InvalidProblem, match=f"{op} does not take bool"):
+        tp.BinaryDescriptor(op=op, element=elements[0], y_element=elements[1], input_shape=(8,))
+    x, y = (torch.ones(8).to(tp.ElementKind.of(e).torch) for e in elements)
+    with pytest.raises(NotImplementedError, match="sub does not take bool"):
+        functional.sub(x, y, alpha=1 if op == "sub" else 2)
 
 
 @pytest.mark.parametrize("op", [op for op in NAMED if op not in FUNCTIONS or FUNCTIONS[op].gradient])
@@ -212,6 +224,48 @@ def _checked(op: str, elements: tuple[str, ...], where: str) -> int:
     return compared
 
 
+#: The functions that are no named ops, from their definitions.
+UNNAMED: dict[str, Callable[[Tensor], Tensor]] = {
+    "sech2": lambda x: 4 * torch.exp(-2 * x.abs()) / (1 + torch.exp(-2 * x.abs())) ** 2,
+    "tanh_log1pexp": lambda x: torch.tanh(torch.where(x > 50, x, torch.log1p(torch.exp(x)))),
+}
+
+
+def test_every_function_without_an_op_has_a_definition() -> None:
+    assert FUNCTIONS.keys() - NAMED.keys() == UNNAMED.keys()
+
+
+@pytest.mark.parametrize("element", ["f16", "bf16", "f32", "f64"])
+@pytest.mark.parametrize("name", UNNAMED)
+@pytest.mark.parametrize("where", WHERE)
+def test_functions_without_an_op_are_as_exact_as_said(where: str, name: str, element: str) -> None:
+    """Near 0, where results are subnormal, and beyond."""
+    kind, device = tp.ElementKind.of(element), target(where).device_type
+    small = 10.0 ** -torch.arange(0, 8, 0.25)
+    points = torch.cat([torch.linspace(-120, 120, 12001), small, -small, torch.tensor([0.0, INF, -INF, NAN])])
+    x = points.double().to(kind.torch)
+    exact, out = UNNAMED[name](x.double()), torch.empty_like(x, device=device)
+    desc = tp.ExpressionDescriptor.of(call(name, tp.expr.operand("x")), x=(element, x.shape))
+    tp.plan(desc, target=target(where)).run(tp.ExpressionArgs(x=x.to(device), out=out))
+    got = out.cpu().double()
+    assert torch.equal(got.isnan(), exact.isnan())
+    found = (got - exact).abs().nan_to_num()
+    relative = function_error(name, kind) * (2 if element == "f64" else 1)
+    narrowed = kind.unit_roundoff if kind.itemsize == 2 else 0.0
+    near = (relative + narrowed) * exact.abs() + lost(kind.compute) + bounds.smallest_subnormal(kind)
+    assert (found <= near.nan_to_num()).all()
+
+
+def test_higher_derivatives_of_tanh_at_0() -> None:
+    """Those of sech2 are no expressions of abs, whose derivative at 0 would be wrong from the third one on."""
+    x = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    y, found = functional.tanh(x), []
+    for _ in range(5):
+        (y,) = torch.autograd.grad(y, x, create_graph=True)
+        found.append(y.item())
+    assert found == [1, 0, -2, 0, 16]
+
+
 @pytest.mark.parametrize("op", ["truncate_divide", "floor_divide", "remainder", "fmod"])
 @pytest.mark.parametrize("where", WHERE)
 def test_integers_of_64_bits_are_divided(where: str, op: str) -> None:
@@ -230,17 +284,19 @@ def test_integers_of_64_bits_are_divided(where: str, op: str) -> None:
 
 
 def test_the_version_tells_which_ops_got_new_bits() -> None:
-    """Of trees with functions that got a short form (three had one from the beginning), or other bits after that; and
-    gradients of trees with expm1, which got another gradient."""
-    new = SHORT.keys() - {"exp", "sigmoid", "normal_cdf"}
-    found = {"expression": 4, "logit_backward": 2, "logit_clamped": 3, "logit_clamped_backward": 2}
+    """Of trees with functions that got a short form (five had one from the beginning), or other bits after that, and
+    with functions that took the place of others; and gradients of trees with expm1, which got another gradient."""
+    begun = {"sech2", "tanh_log1pexp"}
+    new = SHORT.keys() - {"exp", "sigmoid", "normal_cdf"} - begun
+    found = {"expression": 5, "logit_backward": 2, "logit_clamped": 3, "logit_clamped_backward": 2, "softcap_tanh": 3}
+    found |= dict.fromkeys(("celu_backward", "elu_backward", "selu_backward"), 3)
     for op in OPS.keys() - found.keys():
         name = op.removesuffix("_backward")
         nodes, _ = spelled_out(*flattened([_expression(op) if name == op else _gradient(name)]))
         names = {str(node[0]) for node in nodes}
         if name != op and "expm1" in {str(node[0]) for node in spelled_out(*flattened([_expression(name)]))[0]}:
             names |= new
-        if version := 3 if maths.VERSIONS.keys() & names else 2 if new & names else 0:
+        if version := 3 if (maths.VERSIONS.keys() | begun) & names else 2 if new & names else 0:
             found[op] = version
     assert found == VERSIONS
 

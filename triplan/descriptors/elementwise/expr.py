@@ -14,7 +14,6 @@ from triplan.descriptors.expressions.functions import *  # noqa: F403
 from triplan.descriptors.expressions.functions import (
     abs,
     eq,
-    expm1,
     isnan,
     log1pexp,
     normal_cdf,
@@ -43,14 +42,13 @@ def relu6(x: Expr) -> Expr: return hardtanh(x, 0, 6)
 def relu_squared(x: Expr) -> Expr: return relu(x) * relu(x)
 def leaky_relu(x: Expr, negative_slope: Operand = 0.01) -> Expr: return where(x > 0, x, x * negative_slope)
 def elu(x: Expr, alpha: Operand = 1.0, scale: Operand = 1.0, input_scale: Operand = 1.0) -> Expr:
-    return where(x <= 0, expm1(where(x <= 0, x, 0) * input_scale) * (alpha * scale), x * scale)
+    return call("elu", x, alpha, scale, input_scale)
 def selu(x: Expr) -> Expr: return elu(x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
-def celu(x: Expr, alpha: Operand = 1.0) -> Expr:
-    return where(x <= 0, alpha * expm1(where(x <= 0, x, 0) * (1 / alpha)), x)
+def celu(x: Expr, alpha: Operand = 1.0) -> Expr: return elu(x, alpha, 1.0, 1 / alpha)
 def gelu(x: Expr) -> Expr: return x * normal_cdf(x)
 def gelu_tanh(x: Expr) -> Expr: return x * sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x)))
 def silu(x: Expr) -> Expr: return x * sigmoid(x)
-def mish(x: Expr) -> Expr: return x * tanh(log1pexp(x))
+def mish(x: Expr) -> Expr: return x * call("tanh_log1pexp", x)
 def hardswish(x: Expr) -> Expr: return x * hardsigmoid(x)
 def hardsigmoid(x: Expr) -> Expr: return where(x <= -3, 0, where(x >= 3, 1, (x + 3) * (1 / 6)))
 def hardtanh(x: Expr, min_val: Operand = -1, max_val: Operand = 1) -> Expr:
@@ -64,7 +62,8 @@ def softplus(x: Expr, beta: Operand = 1.0, threshold: Operand = 20.0) -> Expr:
 def softsign(x: Expr) -> Expr: return x / (1 + abs(x))
 def logsigmoid(x: Expr) -> Expr: return -log1pexp(-x)
 def threshold(x: Expr, threshold: Operand = 0, value: Operand = 0) -> Expr: return where(x <= threshold, value, x)
-def softcap_tanh(x: Expr, cap: Operand = 30.0) -> Expr: return cap * tanh(x / cap)
+# (1 / cap is computed once per thread; x / cap would be a division of each element.)
+def softcap_tanh(x: Expr, cap: Operand = 30.0) -> Expr: return cap * tanh(x * (1 / cap))
 
 # --- binary ---
 def add_scaled(x: Expr, y: Expr, alpha: Operand = 1) -> Expr: return x + y * alpha

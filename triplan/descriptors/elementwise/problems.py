@@ -285,6 +285,12 @@ class BinaryDescriptor(_SeveralDescriptor, PlannedBy["BinaryPlan"]):
     numbers: tuple[Literal["y"], ...] = field(default=())
     out_element: OptionalElement = field(default=None)
 
+    def check_problem(self) -> None:
+        super().check_problem()
+        # torch refuses one bool, too, which promotion would make a number.
+        if self.op in ("sub", "sub_scaled") and ElementKind.BOOL in (self.element, self.y_element):
+            raise ValueError(f"{self.op} does not take bool")
+
 
 class TernaryDescriptor(_SeveralDescriptor, PlannedBy["TernaryPlan"]):
     """``out = f(x, y, z)``; ``op`` names f."""

@@ -71,7 +71,9 @@ acos = function("acos", ANY, "float", lambda g, v, x: (-g * rsqrt(1 - x * x),))
 atan = function("atan", ANY, "float", lambda g, v, x: (g / (1 + x * x),))
 sinh = function("sinh", ANY, "float", lambda g, v, x: (g * cosh(x),))
 cosh: Function = function("cosh", ANY, "float", lambda g, v, x: (g * sinh(x),))
-tanh = function("tanh", ANY, "float", lambda g, v, x: (g * (1 - v * v),))
+tanh = function("tanh", ANY, "float", lambda g, v, x: (g * _sech2(x),))
+# 1 / cosh(x)**2; 1 - tanh(x)**2 cancels where it is small, and takes more instructions.
+_sech2: Function = function("sech2", ANY, "float", lambda g, v, x: (-2 * g * (tanh(x) * v),), slope=0.77)
 asinh = function("asinh", ANY, "float", lambda g, v, x: (g * rsqrt(x * x + 1),))
 acosh = function("acosh", ANY, "float", lambda g, v, x: (g * rsqrt(x * x - 1),))
 atanh = function("atanh", ANY, "float", lambda g, v, x: (g / (1 - x * x),))
@@ -83,6 +85,8 @@ erfc = function("erfc", ANY, "float", lambda g, v, x: (-g * (2 / math.sqrt(math.
 normal_cdf = function("normal_cdf", ANY, "float", lambda g, v, x: (g * ((2 * math.pi) ** -0.5 * exp(-0.5 * (x * x))),))
 sigmoid = function("sigmoid", ANY, "float", lambda g, v, x: (g * (v * (1 - v)),))
 log1pexp = function("log1pexp", ANY, "float", lambda g, v, x: (g * sigmoid(x),))
+# tanh(log1pexp(x)), by one exponential and one division
+function("tanh_log1pexp", ANY, "float", lambda g, v, x: (g * ((1 - v * v) * sigmoid(x)),))
 # Composed: the gradients of their trees are numbers where they are NaN, and take four divisions in place of one.
 logit = function("logit", ANY, "float", lambda g, v, x: (_of_logit(g, x),), body=lambda x: _log_odds(x))
 function(
@@ -92,6 +96,16 @@ function(
     lambda g, v, x, eps: _of_clamped(g, x, eps, 1 - eps),
     # torch asks for the lower limit first; clamp has the upper one where they cross, with eps > 0.5
     body=lambda x, eps: _log_odds(where(x < eps, eps, where(x > 1 - eps, 1 - eps, x))),
+)
+# Composed: the gradient of its tree selects twice as often.
+function(
+    "elu",
+    ANY,
+    "float",
+    lambda g, v, x, alpha, scale, input_scale: _of_elu(g, x, alpha, scale, input_scale),
+    body=lambda x, alpha, scale, input_scale: where(
+        x <= 0, expm1(where(x <= 0, x, 0) * input_scale) * (alpha * scale), x * scale
+    ),
 )
 
 # --- rounding, tests ---
@@ -158,6 +172,18 @@ def _of_clamped(g: Expr, x: Expr, low: Expr, high: Expr) -> tuple[Expr, Expr]:
     """The gradients of x and of ``low`` in logit(clamp(x, low, high)), with ``high = 1 - low``."""
     found = _of_logit(g, clamp(x, low, high))
     return where((x < low) | (x > high), 0, found), where(x < low, found, where(x > high, -found, 0))
+
+
+def _of_elu(g: Expr, x: Expr, alpha: Expr, scale: Expr, input_scale: Expr) -> tuple[Expr, ...]:
+    """The gradients of x, ``alpha``, ``scale`` and ``input_scale`` in elu, with no exponential of an x above 0."""
+    curved, low = x <= 0, where(x <= 0, x, 0)
+    power, drop = exp(low * input_scale), expm1(low * input_scale)
+    return (
+        where(curved, g * (alpha * scale * input_scale) * power, g * scale),
+        where(curved, g * scale * drop, 0),
+        where(curved, g * alpha * drop, g * x),
+        where(curved, g * (alpha * scale) * power * low, 0),
+    )
 
 
 def _larger(g: Expr, x: Expr, y: Expr) -> Expr:

@@ -76,8 +76,8 @@ def documented(function: str, parameters: Sequence[str], out: bool, inplace: boo
     operands = ["a", "b"] if name == "glu" else list(parameters[: named.operands])
     numbers = [operand(n) if n in parameters else leaf(value) for n, value in named.parameters.items()]
     built = named.build(*map(operand, operands), *numbers)
-    body = COMPOSED[name].body if name in COMPOSED else None
-    tree = built if body is None else body(*map(operand, operands))
+    body = COMPOSED[built.name].body if built.name in COMPOSED else None
+    tree = built if body is None else body(*built.args)
     formula = f"{name}({', '.join(operands)})" if name in FUNCTIONS else written(tree)
     lines = [f"Domain: {DOMAINS[name].format(*operands)}; NaN elsewhere."] if name in DOMAINS else []
     lines += [NOTES[function]] if function in NOTES else []

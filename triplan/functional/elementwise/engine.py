@@ -82,14 +82,21 @@ def gradient(text: str, wrt: tuple[tuple[str, ElementKind], ...]) -> tuple[Formu
     """
     of = formula(text)
     found = gradients({name: root for name, root, _ in of.results}, [name for name, _ in wrt])
-    results = tuple((f"d{name}", found[f"d{name}"], element) for name, element in wrt)
+    given = (*of.tensors, *(f"d{name}" for name, _, _ in of.results))
+    results = tuple((_free(f"d{name}", given), found[f"d{name}"], element) for name, element in wrt)
     moving = tuple(root.name != "number" for _, root, _ in results)
     results = tuple(r for r, moves in zip(results, moving, strict=True) if moves)
     nodes, _ = flattened(root for _, root, _ in results)
     read = {str(n[1]) for n in nodes if n[0] == "operand"}
-    given = (*of.tensors, *(f"d{name}" for name, _, _ in of.results))
     made = Formula(tuple(n for n in given if n in read), tuple(n for n in of.numbers if n in read), results)
     return made, made.text, moving
+
+
+def _free(name: str, taken: Sequence[str]) -> str:
+    """``name``, longer if it or the name of its gradient is taken: dx is a result of gradients of gradients, too."""
+    while name in taken or f"d{name}" in taken:
+        name += "_"
+    return name
 
 
 @fact

@@ -59,6 +59,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "pow": _whole(_power, torch.pow),
     "normal_cdf": lambda x: torch.erfc(x * -(0.5**0.5)) / 2,
     "sigmoid": lambda x: 1 / (1 + torch.exp(-x)),
+    "sech2": lambda x: (1 / torch.cosh(x)) ** 2,
+    "tanh_log1pexp": lambda x: torch.tanh(torch.logaddexp(x, torch.zeros_like(x))),
     "log1pexp": lambda x: torch.logaddexp(x, torch.zeros_like(x)),
     "bitwise_left_shift": lambda x, y: _shift(x, y, True),
     "bitwise_right_shift": lambda x, y: _shift(x, y, False),

@@ -37,11 +37,13 @@ _ULP = {
     (3, 2): "hypot xlogy sinh atanh atan2",
     (4, 2): "tan",
     (3, 3): "asinh",
-    (4, 3): "acosh sigmoid",
+    (4, 3): "acosh sigmoid tanh_log1pexp",
     (4, 5): "erfc",
     # x / sqrt(2) has an error of one ulp, which erfc amplifies by up to 2 * (x / sqrt(2))**2: 176 in f32, 1,480 in f64.
     (360, 3000): "normal_cdf",
     (6, 4): "log1pexp",
+    # Half of it is that of 1 / cosh(x): 2 ulp of the exponential, 2 of the division (f64: half), half of the sum.
+    (10, 5): "sech2",
 }
 ULP: Mapping[str, tuple[float, float]] = {name: ulp for ulp, names in _ULP.items() for name in names.split()}
 #: Errors of the ``short_`` functions (``maths_kernels``), in ulp of f32. The logarithms' are those of the hardware's
@@ -54,7 +56,7 @@ _SHORT = {
     40: "log1p",
     50: "acosh asinh atanh",
     260: "exp",
-    264: "sigmoid",
+    264: "cosh sech2 sigmoid sinh tanh_log1pexp",
     302: "log1pexp",
     500: "erfc normal_cdf",
     1200: "pow",

@@ -2,8 +2,9 @@
 
 Python's operators (``OPERATORS``) and functions of libdevice or Triton's language (``NATIVE``) need no function here.
 
-``short_NAME``, if it exists, computes f32 results that will be stored in 16 bits, with fewer instructions. bool is
-computed as i8. ``accuracy.py`` has the errors.
+``short_NAME``, if it exists, computes f32 results that will be stored in 16 bits, with fewer instructions: where a sum
+with 1 follows, libdevice's exp2, one instruction, which flushes what is lost in the sum. bool is computed as i8.
+``accuracy.py`` has the errors.
 """
 
 # mypy: ignore-errors
@@ -306,7 +307,22 @@ def sigmoid(x): return reciprocal(1 + libdevice.exp(-x))
 @jit
 def short_sigmoid(x):
     # fast_dividef gives 0 for divisors beyond 2**126, where the exact result is subnormal.
-    return libdevice.fast_dividef(tl.full(x.shape, 1.0, tl.float32), 1 + tl.exp(-x))
+    return libdevice.fast_dividef(tl.full(x.shape, 1.0, tl.float32), 1 + libdevice.exp2(x * -1.4426950408889634))
+
+
+@jit
+def tanh_log1pexp(x):
+    """((1 + n)**2 - 1) / ((1 + n)**2 + 1) of n = exp(x), without a difference; from x = 40 on it is 1 in f64."""
+    n = libdevice.exp(tl.where(x > 40, 40.0, x))
+    w = n * (n + 2)
+    return div(w, w + 2)
+
+
+@jit
+def short_tanh_log1pexp(x):
+    n = libdevice.exp2(tl.where(x > 40, 40.0, x) * 1.4426950408889634)
+    w = n * (n + 2)
+    return libdevice.fast_dividef(w, w + 2)
 
 
 @jit
@@ -319,14 +335,56 @@ def log1pexp(x):
 def short_log1pexp(x):
     return tl.where(x > 0, x, 0) + short_log1p(tl.exp(-tl.abs(x)))
 
-# --- hyperbolic functions and arcs, of 16-bit results ---
+# --- hyperbolic functions; arcs, of 16-bit results ---
+@jit
+def sech2(x):
+    """(2 h / (1 + h**2))**2 of h = exp(-|x|), which is not subnormal where the result is."""
+    h = libdevice.exp(-tl.abs(x))
+    d = tl.fma(h, h, tl.full((), 1.0, x.dtype))
+    found = libdevice.fast_dividef(2 * h, d) if x.dtype == tl.float32 else div(2 * h, d)
+    return found * found
+
+
+@jit
+def short_sech2(x):
+    """4 e / (1 + e)**2 of e = exp(-2 |x|); the exponential is that of 4 e."""
+    e = libdevice.exp2(polynomial(tl.abs(x), (-2.8853900817779268, 2.0)))
+    d = polynomial(e, (0.25, 1.0))
+    return libdevice.fast_dividef(e, d * d)
+
+
 @jit
 def short_tanh(x):
     """(1 - exp(-2 |x|)) / (1 + exp(-2 |x|)), and near 0, where 1 - exp cancels, x * P(x**2) (fitted: 2**-21)."""
     size, square = tl.abs(x), x * x
-    e = tl.exp2(size * -2.8853900817779268)
+    e = libdevice.exp2(size * -2.8853900817779268)
     near = x * polynomial(square, (0.12841614, -0.33321908, 0.99999958))
     return tl.where(size < 0.25, near, libdevice.copysign(libdevice.fast_dividef(1 - e, 1 + e), x))
+
+
+@jit
+def _half_exp(size):
+    """exp(size) / 2, which overflows where cosh does."""
+    return libdevice.exp2(polynomial(size, (1.4426950408889634, -1.0)))
+
+
+@jit
+def _fourth_of(x): return libdevice.fast_dividef(tl.full(x.shape, 0.25, tl.float32), x)
+
+
+@jit
+def short_cosh(x):
+    e = _half_exp(tl.abs(x))
+    return e + _fourth_of(e)
+
+
+@jit
+def short_sinh(x):
+    """(exp(|x|) - exp(-|x|)) / 2, and near 0, where that cancels, x * P(x**2) (Taylor's: 2**-24)."""
+    size, square = tl.abs(x), x * x
+    e = _half_exp(size)
+    near = x * polynomial(square, (0.0083333333, 0.16666667, 1.0))
+    return tl.where(size < 0.25, near, libdevice.copysign(e - _fourth_of(e), x))
 
 
 @jit

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Int, Launch
-from triplan.backends.triton.common.card import LAUNCH_US, SECTOR
+from triplan.backends.triton.common.card import LAUNCH_US, MAX_THREAD_REGISTERS, SECTOR
 from triplan.backends.triton.common.offsets import extents
 from triplan.backends.triton.common.strides import Along
 from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.elementwise import geometry, strided_kernels as kernels
 from triplan.backends.triton.elementwise.entries import elementwise
 from triplan.descriptors.elementwise.problems import ElementwiseDescriptor
-from triplan.sku import Support, Target
+from triplan.sku import ElementKind, Support, Target
 
 #: Elements per program; few, because each offset takes two registers. Untuned.
 BLOCK = 512
@@ -79,4 +79,7 @@ def strided(desc: ElementwiseDescriptor, target: Target) -> list[Launch]:
         "numel": Int(numel, wide),
     }
     constants = {**geometry.constants(desc), "BLOCK": BLOCK}
-    return [Launch(kernels.strided_kernel, -(-numel // BLOCK), args, constants, fuses=False)]
+    # Without a limit ptxas spills some f64 (gradients of mish) to raise occupancy.
+    most = MAX_THREAD_REGISTERS if any(o.element is ElementKind.F64 for o in geometry.tensors(desc)) else None
+    grid = -(-numel // BLOCK)
+    return [Launch(kernels.strided_kernel, grid, args, constants, max_registers=most, fuses=False)]

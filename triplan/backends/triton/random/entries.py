@@ -33,7 +33,8 @@ ELEMENTS_PER_US = 2e5
 #: Elements per program of 4 warps: FEW up to SMALL elements in all, so that every multiprocessor has work. Untuned;
 #: uniform f32 takes 23 instructions an element in blocks of MANY, 28 in blocks of 1024.
 MANY, FEW, SMALL = 2048, 512, 1 << 18
-#: The same at most where each element has an address: more take so many registers that few programs are resident.
+#: The same at most where each element has an address: more take so many registers that few programs are resident, and
+#: short integers spill.
 STRIDED = 1024
 
 

@@ -37,8 +37,6 @@ COUNTERS, MORE_COUNTERS, THREADS = 4, 16, 1 << 18
 #: The same of rows that begin within a counter, if no x is read: a loop goes over the counters. Chosen on an H200: two
 #: warps for each scheduler cost less than the counters that more threads would evaluate twice.
 LOOPED_COUNTERS, LOOPED_THREADS = 12, 1 << 15
-#: Elements of a program at most that draws short integers: more spill where each has an address. Untuned.
-INTEGERS = 1024
 #: Bytes of a row of x up to which one thread reads it, if out is contiguous across rows: a line of the cache, which
 #: stays in L1 until its last element is read.
 SHORT_ROW = 128
@@ -76,7 +74,7 @@ def geometry(desc: RandomDescriptor) -> Geometry:
     *outer, columns = dims(desc)
     shared, elements = 2 if desc.is_wide else 4, block_of(desc)
     if desc.op == "randint" and columns.strides[1] != 1 and desc.element.itemsize < 4:
-        elements = min(elements, INTEGERS)
+        elements = min(elements, STRIDED)
     turned = beside(outer, columns)
     across = next((d for d in turned if d.strides[1] == 1), turned[0] if turned else None)
     outer = [d for d in outer if d is not across]
