@@ -173,20 +173,13 @@ def group_of(
 
 
 @jit
-def edge_loaded(x, x_at, first, step, end, inside, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    """The ``step``-th block of lines that end at places ``end``: see ``line_of``. A vector of SHIFT places is read if
-    the line has one of them, or one before it."""
-    place = step * BLOCK + tl.arange(0, BLOCK)
-    known = inside[:, None] & ((place // SHIFT * SHIFT)[None, :] < end[:, None])
-    return tl.load(x + x_at[:, None] + (first + place)[None, :], mask=known, other=0)
-
-
-@jit
 def edge_of(
+    x,
     a,
     b,
-    v,
+    x_at,
     step,
+    first,
     skipped,
     end,
     inside,
@@ -195,55 +188,19 @@ def edge_of(
     MAP: tl.constexpr,
     IDENTITY: tl.constexpr,
     COMPUTE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """The accumulators (a, b), merged with those elements of a block, ``edge_loaded``, that lie in the line."""
-    place = step * BLOCK + tl.arange(0, BLOCK)
-    live = inside[:, None] & (place[None, :] >= skipped[:, None]) & (place[None, :] < end[:, None])
-    return step_of(a, b, element_of(v, order, MAP, COMPUTE), live, step + 1, KIND, IDENTITY)
-
-
-@jit
-def line_of(
-    a,
-    b,
-    x,
-    x_at,
-    first,
-    length,
-    skipped,
-    inside,
-    col,
-    reduced,
-    order,
-    KIND: tl.constexpr,
-    MAP: tl.constexpr,
-    IDENTITY: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    VECTOR: tl.constexpr,
     SHIFT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The accumulators (a, b), merged with the ``length`` elements from ``first`` on of contiguous lines.
+    """The accumulators (a, b), merged with the elements of a block of which some places may lie outside the line.
 
-    x_at, skipped: [ROWS]. Place p is x[x_at + first + p], and belongs to the line if skipped <= p < skipped + length;
-    ``skipped`` is less than SHIFT. The first block and the last two may have places outside the line. All of these are
-    loaded at once: a line of few blocks waits for memory once.
+    x_at, skipped, end: [ROWS]. Place p of the block, from step * BLOCK on, is x[x_at + first + p]; it belongs to the
+    line if skipped <= p < end. A vector of SHIFT places is read if one of them does.
     """
-    whole, end = length // BLOCK, length + skipped
-    last, blocks = tl.maximum(whole, 1), tl.cdiv(length + SHIFT - 1, BLOCK)
-    early = edge_loaded(x, x_at, first, 0, end, inside, SHIFT, BLOCK)
-    late = edge_loaded(x, x_at, first, last, end, inside, SHIFT, BLOCK)
-    latest = edge_loaded(x, x_at, first, last + 1, end, inside, SHIFT, BLOCK)
-    a, b = edge_of(a, b, early, 0, skipped, end, inside, order, KIND, MAP, IDENTITY, COMPUTE, BLOCK)
-    for step in range(1, whole):
-        v = taken(x, x_at, first + step * BLOCK, col, reduced, None, order, MAP, COMPUTE, True, VECTOR)
-        a, b = step_of(a, b, v, None, step + 1, KIND, IDENTITY)
-    if last < blocks:
-        a, b = edge_of(a, b, late, last, skipped, end, inside, order, KIND, MAP, IDENTITY, COMPUTE, BLOCK)
-    if last + 1 < blocks:
-        a, b = edge_of(a, b, latest, last + 1, skipped, end, inside, order, KIND, MAP, IDENTITY, COMPUTE, BLOCK)
-    return a, b
+    place = step * BLOCK + tl.arange(0, BLOCK)
+    known = inside[:, None] & ((place // SHIFT * SHIFT)[None, :] < end[:, None])
+    v = element_of(tl.load(x + x_at[:, None] + (first + place)[None, :], mask=known, other=0), order, MAP, COMPUTE)
+    live = known & (place[None, :] >= skipped[:, None]) & (place[None, :] < end[:, None])
+    return step_of(a, b, v, live, step + 1, KIND, IDENTITY)
 
 
 @jit
@@ -391,10 +348,15 @@ def reduce_kernel(
             at = x_at + offset_of(number * 0 + row, rows, 1)
             skipped = at % SHIFT
             at = tl.multiple_of(at - skipped, SHIFT)
-            a, b = line_of(
-                a, b, x, at, origin, size, skipped, inside, col, reduced, order,
-                KIND, MAP, IDENTITY, COMPUTE, VECTOR, SHIFT, BLOCK,
-            )  # fmt: skip
+            end = size + skipped
+            a, b = edge_of(x, a, b, at, 0, 0, skipped, end, inside, order, KIND, MAP, IDENTITY, COMPUTE, SHIFT, BLOCK)
+            for step in range(1, size // BLOCK):
+                v = taken(x, at, origin + step * BLOCK, col, reduced, None, order, MAP, COMPUTE, True, VECTOR)
+                a, b = step_of(a, b, v, None, step + 1, KIND, IDENTITY)
+            for step in range(tl.maximum(size // BLOCK, 1), tl.cdiv(size + SHIFT - 1, BLOCK)):
+                a, b = edge_of(
+                    x, a, b, at, step, 0, skipped, end, inside, order, KIND, MAP, IDENTITY, COMPUTE, SHIFT, BLOCK
+                )
     elif ONCE:
         x, x_at = vectored(x, x_at, SHIFT, ALIGNED)
         skipped = (x_at % SHIFT).to(tl.int32)
@@ -412,10 +374,16 @@ def reduce_kernel(
         x, x_at = vectored(x, x_at, SHIFT, ALIGNED)
         skipped = x_at % SHIFT
         x_at = tl.multiple_of(x_at - skipped, SHIFT)
-        a, b = line_of(
-            a, b, x, x_at, first, length, skipped, inside, col, reduced, order,
-            KIND, MAP, IDENTITY, COMPUTE, VECTOR, SHIFT, BLOCK,
-        )  # fmt: skip
+        end = length + skipped
+        a, b = edge_of(x, a, b, x_at, 0, first, skipped, end, inside, order, KIND, MAP, IDENTITY, COMPUTE, SHIFT, BLOCK)
+        for step in range(1, whole):
+            start = first + step * BLOCK
+            v = taken(x, x_at, start, col, reduced, None, order, MAP, COMPUTE, UNIT, VECTOR)
+            a, b = step_of(a, b, v, None, step + 1, KIND, IDENTITY)
+        for step in range(tl.maximum(whole, 1), tl.cdiv(length + SHIFT - 1, BLOCK)):
+            a, b = edge_of(
+                x, a, b, x_at, step, first, skipped, end, inside, order, KIND, MAP, IDENTITY, COMPUTE, SHIFT, BLOCK
+            )
         # In one axis: a gather along the second of two spills thousands of bytes.
         turn = (tl.sum(skipped, 0).to(tl.int32) + col) % BLOCK
         a = tl.gather(tl.reshape(a, (BLOCK,)), turn, 0)[None, :]
