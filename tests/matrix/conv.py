@@ -32,7 +32,7 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
 def boxes(op: str) -> Iterator[tp.Descriptor]:
     """Of every width of tiles: many and few features, few pixels, rows that boxes pass; strides, and a bias.
 
-    Then of narrow blocks, of rows that taps share, few features with strides, and pixels that TMA cannot map alone.
+    Then of narrow blocks, of rows that taps share, and of few features with strides.
     """
     cls: Any = tp.descriptor_types()[op]
     bias = {"has_bias": True} if op == "conv2d" else {}
@@ -50,10 +50,6 @@ def boxes(op: str) -> Iterator[tp.Descriptor]:
         desc = cls(element="bf16", in_channels=channels, out_channels=filters, **{**SIZES, **more})
         last = desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 4})
         yield from (last, last.replace(element="f32", math="tf32"))
-    if op == "conv2d_backward_weight":  # several pixels make a row
-        odd = cls(element="bf16", in_channels=127, out_channels=129, **{**SIZES, "kernel": (1, 1), "padding": (0,) * 4})
-        odd = odd.replace(layouts={"x": ORDERED, "dout": ORDERED})
-        yield from (odd, odd.replace(element="f32", math="tf32"))
 
 
 def ragged(op: str) -> Iterator[tp.Descriptor]:

@@ -667,17 +667,6 @@ def test_boxes_of_pixels(case: str, op: str, where: str) -> None:
             assert check_plan(plan, runs=2).compared
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("channels", [67, 2047])
-def test_pixels_that_share_rows(channels: int) -> None:
-    """Gradients of weight of channels that are no multiples of vectors, without copies."""
-    rows = tp.Layout.strided(order=(0, 2, 3, 1), alignment=16)
-    fields = {"batch": 5, "height": 16, "width": 18, "in_channels": channels, "out_channels": 131, "kernel": (1, 1)}
-    for kind in ({"element": "bf16"}, {"element": "f32", "math": "tf32"}):
-        desc = tp.Conv2dBackwardWeightDescriptor(**fields, **kind, layouts=dict.fromkeys(("x", "dout"), rows))
-        assert check_plan(required(desc, "wgmma", target("gpu")), runs=2).compared
-
-
 #: Sizes, strides, padding and gaps of images of few channels.
 NARROW: dict[str, dict[str, Any]] = {
     "rgb": {

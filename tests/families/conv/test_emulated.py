@@ -376,28 +376,6 @@ def test_copies(name: str, op: str) -> None:
         check_emulated("converted_wgmma", problem(op, *RAGGED[name], element=element))
 
 
-@pytest.mark.parametrize("element", ["bf16", "f32"])
-@pytest.mark.parametrize("channels", [67, 70, 132])
-def test_pixels_side_by_side(channels: int, element: str) -> None:
-    """Pixels of which several make a row of a tensor map need no copies; sums that are not wanted may be NaN."""
-    sizes = (3, channels, 16, 10, 131, 1, 1)
-    desc = problem(OPS[2], sizes, {}, element)
-    rows = tp.Layout.strided(alignment=16, order=(0, 2, 3, 1))
-    desc = desc.replace(layouts={**dict(desc.layouts), "x": rows, "dout": rows})
-    check_emulated("wgmma", desc)
-    plan: tp.Plan[Any, Any] = tp.plan(desc, target=FEW, kernel="wgmma")
-    x = drawn(desc)
-    x["x"][:, 0] = math.inf
-    workspace = torch.empty(plan.workspace_size(), dtype=torch.uint8)
-    first, *rest = plan.launches
-    emulate(first, x, workspace)
-    for launch in rest:
-        folded(launch, x, workspace)
-    assert x["dweight"][:, 1:].isfinite().all()
-    with pytest.raises(tp.Unsupported, match="a multiple of"):
-        tp.plan(desc.replace(height=15, width=15), target=FEW, kernel="wgmma")
-
-
 #: As ``CASES``, of channels that TMA moves, but whose blocks are not whole.
 PARTIAL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "narrow": ((2, 24, 9, 11, 40, 3, 2), {"padding": (1, 1, 0, 1), "has_bias": True}),

@@ -26,8 +26,6 @@ from triplan.sku.facts import fact
 ELEMENTS = ("f16", "bf16", "f32", "f64")
 #: Rows, columns and positions are counted in 32 bits, and a sum of a few of them must fit.
 MOST = 2**29
-#: Bytes that vectors have, and of which addresses and strides of TMA are multiples.
-VECTOR_BYTES = 16
 #: Blocks of pixels of a part at least. Untuned.
 LEAST_BLOCKS = 2
 #: Elements that a program of the fold reads at once, and parts of them at most, if there are so many programs; more,
@@ -132,19 +130,6 @@ def is_matrix(desc: Conv2dProblem) -> bool:
     if (desc.kernel, desc.stride, desc.padding) != ((1, 1), (1, 1), (0, 0, 0, 0)):
         return False
     return all(_in_one_piece(o) for o in desc.operands() if o.name in ("x", "out", "dout", "dx"))
-
-
-@fact
-def pixels_of_row(desc: Conv2dProblem) -> int:
-    """How many pixels of the gradient of weight make a row whose bytes are a multiple of 16, as TMA needs: 1, but where
-    pixels are rows of a matrix, of an odd number of channels, say, and their number is a multiple.
-
-    The boxes of such a pixel begin within a row, and may end in the next pixel: these channels have sums of their own,
-    which are not wanted. Where channels are summed, they would spoil the sums.
-    """
-    inputs = [desc.operand(name) for name in ("x", "dout")] if of_weight(desc) and is_matrix(desc) else []
-    found = max((VECTOR_BYTES // math.gcd(VECTOR_BYTES, o.shape[1] * o.element.itemsize) for o in inputs), default=1)
-    return found if pixels(desc) % found == 0 and all(o.alignment >= VECTOR_BYTES for o in inputs) else 1
 
 
 def _in_one_piece(o: Operand) -> bool:

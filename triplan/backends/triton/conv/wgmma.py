@@ -87,10 +87,7 @@ def _step_us(desc: Conv2dProblem, tile: Tile) -> float:
 
 @fact
 def division_of(desc: Conv2dProblem) -> tuple[Tile, Division]:
-    """Tile and division of the gradient of weight: the cheapest. Bits depend on it, so that it depends on no target.
-
-    Only where several pixels make a row, what tiles read counts, too: elsewhere that would change bits.
-    """
+    """Tile and division of the gradient of weight: the cheapest. Bits depend on it, so that it depends on no target."""
     found, moved = [], sum(desc.operand(name).nbytes for name in ("x", "dout"))
     half = desc.element.itemsize == 2
     for rows, columns in (t for t in WEIGHT_TILES if half or math.prod(t) in TF32_STEP_US):
@@ -100,9 +97,7 @@ def division_of(desc: Conv2dProblem) -> tuple[Tile, Division]:
         tiles = tiles_filters * -(-_blocks(desc) * desc.taps // columns)
         boxes = tile.boxes(lattice_of(desc))[0]
         of_tile = wgmma_division.candidates(rows, columns, tiles, tiles_filters, boxes)
-        for d in of_tile:
-            slower = _read_us(desc, tile, d) if shared.pixels_of_row(desc) > 1 else 0.0
-            found.append((_busy_us(d, tile, max(step_us, slower), moved), tile, d))
+        found += [(_busy_us(d, tile, step_us, moved), tile, d) for d in of_tile]
     _, tile, best = min(found, key=lambda f: f[0])
     return tile, best
 
@@ -110,19 +105,12 @@ def division_of(desc: Conv2dProblem) -> tuple[Tile, Division]:
 def _weight_us(desc: Conv2dProblem) -> float:
     """Estimated microseconds. It says more than what ``division_of`` compares, whose choice decides bits."""
     tile, d = division_of(desc)
-    step_us = max(_step_us(desc, tile), _read_us(desc, tile, d))
-    return SUMS_US + _busy_us(d, tile, step_us, shared.moved(desc))
-
-
-def _read_us(desc: Conv2dProblem, tile: Tile, d: Division) -> float:
-    """Estimated microseconds of reading what a step multiplies."""
     blocks = -(-_blocks(desc) * desc.taps // d.columns) * d.columns / desc.taps
-    filled = shared.pixels_of_row(desc) == 1  # else the next pixel is read in place of zeros
-    rows = d.rows * (_filling(desc.filters, d.rows * d.tiles_filters) if filled else 1.0)
-    columns = d.columns * (_filling(desc.channels, blocks) if filled else 1.0)
+    read = d.rows * _filling(desc.filters, d.rows * d.tiles_filters) + d.columns * _filling(desc.channels, blocks)
     # No two tiles read the same boxes at one time, so that all of these come through the L2 cache.
     cached = min(d.shares, card.SMS) * tile.step_bytes / card.L2_BYTES_PER_US
-    return max(PIXELS * (rows + columns) / card.TMA_ROWS_PER_US, cached)
+    step_us = max(_step_us(desc, tile), PIXELS * read / card.TMA_ROWS_PER_US, cached)
+    return SUMS_US + _busy_us(d, tile, step_us, shared.moved(desc))
 
 
 def _filling(n: int, blocks: float) -> float:
@@ -170,8 +158,6 @@ def groups_along(desc: Conv2dProblem, o: Operand, axis: int) -> int:
 
 def unmapped(desc: Conv2dProblem) -> dict[Operand, int]:
     """What TMA would move but cannot map, and the axis that must be adjacent."""
-    if shared.pixels_of_row(desc) > 1:
-        return {}
     mapped = ((o, channel_axis(desc, o)) for o in desc.operands() if len(o.shape) == 4 and o.name != "dweight")
     return {o: axis for o, axis in mapped if unmappable(o, axis, groups_along(desc, o, axis))}
 
@@ -258,11 +244,10 @@ def _map(
 
 
 def _lies(desc: Conv2dProblem, name: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Shape and strides of an operand whose pixels are one row, if they are rows of a matrix, alone or several."""
+    """Shape and strides of an operand whose pixels are one row, if they are rows of a matrix."""
     if name == "weight" or not shared.is_matrix(desc):
         return None
-    together = shared.pixels_of_row(desc)
-    pixels, channels = shared.pixels(desc) // together, desc.operand(name).shape[1] * together
+    pixels, channels = shared.pixels(desc), desc.operand(name).shape[1]
     return (1, channels, 1, pixels), (pixels * channels, 1, pixels * channels, channels)
 
 
@@ -415,7 +400,7 @@ def weight_sums(desc: Conv2dProblem, target: Target, out: Arg, out_strides: tupl
     clipped = not matrix and desc.out_extents[1] % tile.box[2] > 0
     maps = (_by_tap if clipped else _by_remainder)(desc, block)
     high, wide = tile.boxes(lattice_of(desc))[1:]
-    lanes, within = division.lanes, shared.pixels_of_row(desc) > 1
+    lanes = division.lanes
     args: dict[str, Arg] = {
         "dout": _map("dout", desc.element, block, lies=_lies(desc, "dout")),
         **_sources(maps, MOST_MAPS),
@@ -427,7 +412,6 @@ def weight_sums(desc: Conv2dProblem, target: Target, out: Arg, out_strides: tupl
             *_ints(division.tiles_filters, _blocks(desc), high, wide),
         ),
         "taps": _ints(desc.kernel[1], desc.padding[0], desc.padding[2], *desc.dilation),
-        "apart": _ints(desc.filters, desc.channels) if within else None,
     }
     constants = {
         **_box(tile),

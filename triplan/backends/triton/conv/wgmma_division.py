@@ -37,9 +37,7 @@ def summed_box(desc: Conv2dProblem) -> tuple[int, int, int]:
     found = [
         (PIXELS // high // wide, high, wide)
         for high, wide in itertools.product(powers, repeat=2)
-        if high * wide <= PIXELS
-        and (high == 1 if matrix else rows % high == 0)
-        and (columns % wide == 0 or matrix or _clips(desc))
+        if high * wide <= PIXELS and rows % high == 0 and (columns % wide == 0 or matrix or _clips(desc))
     ]
 
     def wasted(box: tuple[int, int, int]) -> tuple[int, int, int, int]:

@@ -181,12 +181,10 @@ def lattice_of(desc: Conv2dProblem) -> tuple[int, int, int]:
     """Images, rows and columns that one launch computes, or sums.
 
     Of the gradient of x, the most of one remainder modulo the strides. Where pixels are rows of a matrix, all are one
-    row of one image: then boxes end within none. Where several make a row of the matrix, so many rows: the first has
-    the first pixel of each, and so on.
+    row of one image: then boxes end within none.
     """
     if shared.is_matrix(desc):
-        together = shared.pixels_of_row(desc)
-        return 1, together, shared.pixels(desc) // together
+        return 1, 1, shared.pixels(desc)
     if not shared.of_input(desc):
         return desc.batch, *desc.out_extents
     return desc.batch, -(-desc.height // desc.stride[0]), -(-desc.width // desc.stride[1])

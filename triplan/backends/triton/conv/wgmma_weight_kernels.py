@@ -113,7 +113,6 @@ def load_sums(
     ring,
     extent,
     taps,
-    apart,
     IMAGES: gl.constexpr,
     HIGH: gl.constexpr,
     WIDE: gl.constexpr,
@@ -146,21 +145,15 @@ def load_sums(
             image, row, column = box_of(box, high, wide)
             for _ in range(steps):
                 at = (image * IMAGES, row * HIGH, column * WIDE)
-                own_filter = filter_
-                own_channel = 0
-                if apart is not None:  # the pixels of a row of the maps lie side by side
-                    own_filter += row * apart[0]
-                    own_channel += row * apart[1]
-                    at = (at[0], 0, at[2])
                 ready = full.index(slot)
                 mbarrier.wait(empty.index(slot), phase)
                 mbarrier.expect(ready, BYTES)
                 for i in gl.static_range(FILTERS * EACH):
                     to = box_in(sa.index(slot * FILTERS + i // EACH), i % EACH, EACH, BOX)
-                    load_tile(dout, [at[0], at[1], at[2], own_filter + i * WIDTH], ready, to)
+                    load_tile(dout, [at[0], at[1], at[2], filter_ + i * WIDTH], ready, to)
                 for i in gl.static_range(COLUMNS * EACH):
                     which, down, along, channel = under[i // EACH]
-                    channel += own_channel + i % EACH * WIDTH
+                    channel += i % EACH * WIDTH
                     to = box_in(sb.index(slot * SHARED + i // (OWN * EACH)), i % (OWN * EACH), OWN * EACH, BOX)
                     load_under(maps, which, at, down, along, channel, ready, to, STRIDE_ROWS, STRIDE_COLUMNS, MAPS)
                 slot, phase = next_slot(slot, phase, STAGES)
@@ -308,7 +301,6 @@ def conv2d_weight_wgmma_kernel(
     sizes,
     extent,
     taps,
-    apart,
     IMAGES: gl.constexpr,
     HIGH: gl.constexpr,
     WIDE: gl.constexpr,
@@ -334,8 +326,7 @@ def conv2d_weight_wgmma_kernel(
     pieces in f32, of (FILTERS, COLUMNS) blocks as ``store_piece`` writes them; ``out_strides`` is not read.
     ``sizes``: filters, channels, taps, those of a row; ``extent``: ``work`` (tiles, shares, lanes of a tile, boxes),
     tiles along the filters, blocks of channels, boxes of a column and of a row; ``taps``: those of a row, the padding
-    above and left, dilations. ``apart``: None, or filters and channels, where a row of a map is several pixels side by
-    side; a box has every so many-th pixel then, and its row says which.
+    above and left, dilations.
 
     Runs on 4 warps, the first warpgroup, and 5 more that ``warp_specialize`` adds.
     """
@@ -368,7 +359,6 @@ def conv2d_weight_wgmma_kernel(
                     ring,
                     extent,
                     taps,
-                    apart,
                     IMAGES,
                     HIGH,
                     WIDE,
