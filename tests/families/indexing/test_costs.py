@@ -92,6 +92,23 @@ def test_rows_are_moved_as_rows_unless_they_are_few_and_short(rows: int, columns
     assert chosen(desc, PREFERENCES["any"])[0] == kernel
 
 
+@pytest.mark.parametrize(
+    ("shape", "places", "kernel"),
+    [
+        ((129, 38), 1, "ordered_reduce"),
+        ((23, 257), 22, "atomic_reduce"),
+        ((3072, 333), 8, "ordered_reduce"),
+        ((21504, 871), 32, "atomic_reduce"),
+    ],
+)
+def test_factors_that_meet_wait_for_each_other(shape: tuple[int, int], places: int, kernel: str) -> None:
+    """The faster one on an H200, of odd factors, of which no product becomes 0."""
+    desc = tp.ScatterReduceDescriptor(
+        op="scatter_prod", src_shape=shape, scatter_dim=1, out_dim_size=places, element="i32"
+    )
+    assert chosen(desc, PREFERENCES["any"])[0] == kernel
+
+
 def test_the_fastest_is_often_deterministic() -> None:
     """Where it is, it is what users get who asked for nothing."""
     got: list[Any] = []

@@ -9,9 +9,9 @@ from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import bits, values
 from triplan.backends.triton.indexing import atomics, ordered_reduce, points_kernels as kernels
-from triplan.backends.triton.indexing.costs import SWAP_US, alike, index_us
+from triplan.backends.triton.indexing.costs import SWAP_US, index_us, meeting
 from triplan.backends.triton.indexing.geometry import geometry
-from triplan.backends.triton.indexing.points import Point, repeated
+from triplan.backends.triton.indexing.points import REPEATED_ELEMENTS, Point, repeated
 from triplan.backends.triton.indexing.registration import ADDED, entry
 from triplan.backends.triton.indexing.traversals import elements_launch, rows_launch, status_launches
 from triplan.descriptors import ScatterReduceDescriptor
@@ -19,17 +19,27 @@ from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import Target
 
 # From ``bench anywhere indexing``, seeds 1, 2, 3 and 51, on an H200:
-#: Time of an extreme and of a product relative to an atomic addition: few extremes are new ones, and change nothing.
-EXTREME, PRODUCT = 0.55, 1.0
+#: Time of an extreme relative to an atomic addition: few extremes are new ones, and change nothing.
+EXTREME = 0.55
 #: Microseconds of a swap behind the load that it follows.
 SWAPPED_US = 0.5
+#: Swaps per microsecond, where many programs try again. From five products of odd factors, of which 27 to 757 meet in
+#: an element, in ``bench anywhere indexing``, seeds 1, 2, 12, 13 and 14, on an H200.
+SWAPS_PER_US = 4.5e4
+#: Programs of one warp that a multiprocessor holds.
+RESIDENT = 32
 
 
 def rank(desc: IndexingDescriptor, target: Target) -> float:
-    g, product = geometry(desc), desc.op == "scatter_prod"
-    changed_us = atomics.scattered_us(g, desc.element.itemsize) * (PRODUCT if product else EXTREME)
-    swaps_us = SWAPPED_US + SWAP_US * (alike(g) - 1) if product else 0.0
-    return LAUNCH_US + index_us(g) + max(swaps_us, SWAPPED_US * product + changed_us)
+    g = geometry(desc)
+    changed_us = atomics.scattered_us(g, desc.element.itemsize)
+    if desc.op != "scatter_prod":
+        return LAUNCH_US + index_us(g) + EXTREME * changed_us
+    # Of those that meet in an element one succeeds at a time: a try takes the latency of a swap, or all tries together
+    # the throughput. On average each element that is visited at a time tries half as often as there are others to meet.
+    resident = min(g.numel, target.sm_count * RESIDENT * REPEATED_ELEMENTS)
+    tries_us = resident * meeting(g) / 2 / SWAPS_PER_US
+    return LAUNCH_US + index_us(g) + SWAPPED_US + max(SWAP_US * (meeting(g) - 1), changed_us + tries_us)
 
 
 def numerics(desc: ScatterReduceDescriptor) -> str:

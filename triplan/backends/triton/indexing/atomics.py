@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from triplan.backends.triton.common.card import SECTOR
-from triplan.backends.triton.indexing.costs import SWAP_US, alike, miss_rate, reached, turns_us
+from triplan.backends.triton.indexing.costs import SWAP_US, alike, meeting, miss_rate, reached, turns_us
 from triplan.backends.triton.indexing.geometry import Geometry
 from triplan.backends.triton.indexing.points import ADD_PAIRS, ADD_SINGLE, Point, pairs_inside
 from triplan.backends.triton.indexing.sums import sum_guarantee, sum_numerics
@@ -77,7 +77,7 @@ def swaps_us(g: Geometry, point: Point) -> float:
     if g.table.element.itemsize == 2 and point is ADD_SINGLE:
         return SWAP_US * alike(g)
     ends = point is ADD_PAIRS and not pairs_inside(g)
-    return LONE_US + END_US * max(alike(g), g.fold[1] / max(g.slots, 1)) if ends else 0.0
+    return LONE_US + END_US * meeting(g) if ends else 0.0
 
 
 def scattered_us(g: Geometry, itemsize: int) -> float:

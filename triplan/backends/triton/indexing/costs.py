@@ -57,6 +57,11 @@ def alike(g: Geometry) -> float:
     return g.numel / max(g.once.numel, 1)
 
 
+def meeting(g: Geometry) -> float:
+    """How many contributions are expected to meet in an element."""
+    return max(alike(g), g.fold[1] / max(g.slots, 1))
+
+
 def turns_us(g: Geometry, itemsize: int) -> float:
     """Microseconds, at least, of atomic additions to a table of ``itemsize`` bytes per element, if the lanes of a warp
     surely meet in one element: the cache gets each addition by itself, and a small table lies in few parts of it."""
