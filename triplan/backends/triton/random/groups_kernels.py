@@ -43,15 +43,17 @@ def _write(
     # Words are computed within each branch: shared by both, they would be converted to both layouts in shared memory.
     a, b = pairs(seed, offset, counter, WIDE)
     out_at = _places(start, point, live, columns, sizes, out_strides, VECTOR)
-    given = None
+    OUT: tl.constexpr = out.dtype.element_ty
     if x is not None:
         given = tl.load(x + _places(start, point, live, columns, sizes, x_strides, VECTOR), mask=live)
-    if PAIRED:
-        first, second = NUMBER(a, b, parameters)
-        found = tl.join(first, second).reshape(out_at.shape)
-    else:
-        found = NUMBER(tl.join(a, b).reshape(out_at.shape), given, parameters, out.dtype.element_ty)
-    tl.store(out + out_at, found.to(out.dtype.element_ty), mask=live)
+        found = NUMBER(tl.join(a, b).reshape(out_at.shape), given, parameters, OUT).to(OUT)
+    else:  # (If threads exchange elements, these are results, which are as wide as words or narrower.)
+        if PAIRED:
+            a, b = NUMBER(a, b, parameters)
+        else:
+            a, b = NUMBER(a, None, parameters, OUT), NUMBER(b, None, parameters, OUT)
+        found = tl.join(a.to(OUT), b.to(OUT)).reshape(out_at.shape)
+    tl.store(out + out_at, found, mask=live)
 
 
 @jit
