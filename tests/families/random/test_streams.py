@@ -48,12 +48,13 @@ def drawn(
     offset: int = 0,
     element: str = "f32",
     kernel: str | None = None,
+    parameters: dict[str, float] | None = None,
     **fields: Any,
 ) -> Tensor:
     desc = tp.RandomDescriptor(op=op, element=element, out_shape=shape, **fields)
     plan = tp.plan(desc, target=target(where), kernel=kernel)
     out = torch.empty(shape, dtype=desc.element.torch, device=plan.target.device_type)
-    numbers = {**OPS[op], "seed": seed, "offset": offset, "first": first}
+    numbers = {**(parameters or OPS[op]), "seed": seed, "offset": offset, "first": first}
     plan.run(plan.args_type(**numbers, out=out))
     return out.cpu()
 
@@ -93,6 +94,19 @@ def test_which_word_an_element_gets(kernel: str, where: str) -> None:
     whole = drawn("randint", (3,), 2 * start + 1, where, element="i64", **given)
     pairs = [(words[i + 1] << 32 | words[i]) * 1007 >> 64 for i in (2, 4, 6)]
     assert whole.tolist() == [n - 7 for n in pairs]
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize(
+    ("low", "high"), [(0, 2**32 - 1), (-5, 2**32 - 5), (-6, 2**32 - 5), (-(2**62), 2**62), (-(2**63), 2**63 - 1)]
+)
+def test_integers_are_upper_halves_of_products(low: int, high: int, where: str) -> None:
+    """Where the span has 32 bits, and where it has more."""
+    zero = torch.zeros(64, dtype=torch.int64)
+    words = torch.stack(philox([torch.arange(64), zero, zero, zero], (1, 0)), 1).flatten().tolist()
+    found = drawn("randint", (128,), where=where, element="i64", parameters={"low": low, "high": high})
+    pairs = zip(words[::2], words[1::2], strict=True)
+    assert found.tolist() == [low + ((above << 32 | below) * (high - low) >> 64) for below, above in pairs]
 
 
 @pytest.mark.parametrize("where", WHERE)

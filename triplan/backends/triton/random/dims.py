@@ -49,10 +49,13 @@ def beside(outer: Sequence[Dim], columns: Dim) -> list[Dim]:
     return [d for d in outer if any(s == 1 != t for s, t in zip(d.strides[1:], columns.strides[1:], strict=True))]
 
 
-def stride_args(desc: RandomDescriptor, i: int, outer: Sequence[Dim], tile: Sequence[Dim | None]) -> tuple[Arg, ...]:
+def stride_args(
+    desc: RandomDescriptor, i: int, outer: Sequence[Dim], tile: Sequence[Dim | None], count: int | None = None
+) -> tuple[Arg, ...]:
     """Strides of the index (``i`` = 0) or of a tensor: (along ``outer``, along each of ``tile``).
 
-    Of those of ``tile``, along which accesses may be consecutive, None is 1.
+    count: of how many of ``outer``; None: of as many as tuples are padded to. Of those of ``tile``, along which
+    accesses may be consecutive, None is 1.
     """
     o = tensors(desc)[max(i - 1, 0)]
     far = i == 0 or o.numel >= I32_LIMIT or any(isinstance(d.strides[i], Along) for d in (*outer, *tile) if d)
@@ -62,4 +65,4 @@ def stride_args(desc: RandomDescriptor, i: int, outer: Sequence[Dim], tile: Sequ
         return Int(stride, far) if i == 0 and isinstance(stride, int) else stride_arg(o, stride, far)
 
     known = (None if dim is None or dim.strides[i] == 1 else along(dim) for dim in tile)
-    return padded([along(dim) for dim in outer], Int(0, far, 16)), *known
+    return padded([along(dim) for dim in outer], Int(0, far, 16))[:count], *known

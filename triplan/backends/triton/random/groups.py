@@ -78,9 +78,11 @@ def groups(desc: RandomDescriptor, target: Target) -> list[Launch]:
     rows: dict[str, Arg] = dict.fromkeys(("columns", "sizes", "out_strides", "x_strides"))
     if not _is_packed(desc):
         (*outer, columns), vector = dims(desc), _vector(desc)
-        rows |= {"columns": divisor(columns.size // vector, False), "sizes": extents([d.size for d in outer], False)}
-        rows["out_strides"] = stride_args(desc, 1, outer, (columns,))
-        rows["x_strides"] = stride_args(desc, 2, outer, (columns,)) if desc.op in READING else None
+        count = max(len(outer), 1)  # each further dimension costs a division and a product of 64 bits an element
+        sizes = extents([d.size for d in outer], False)[:count]
+        rows |= {"columns": divisor(columns.size // vector, False), "sizes": sizes}
+        rows["out_strides"] = stride_args(desc, 1, outer, (columns,), count)
+        rows["x_strides"] = stride_args(desc, 2, outer, (columns,), count) if desc.op in READING else None
     made = {**constants(desc), "VECTOR": vector, "BLOCK": _block(desc), "BLOCKS": _blocks(desc)}
     most = None
     if desc.op in READING and _is_packed(desc):
