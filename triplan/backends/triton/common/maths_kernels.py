@@ -26,13 +26,13 @@ OPERATORS = dict(
 )
 #: Functions that libdevice or Triton's language have, by module.
 NATIVE = {
-    "libdevice": "exp exp2 expm1 log1p hypot sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh atan2 erf "
+    "libdevice": "exp exp2 expm1 log1p hypot sin cos tan asin acos atan sinh cosh tanh asinh acosh atan2 erf "
     "erfc copysign",
     "tl": "where",
 }
 #: Versions of functions that got other bits under the same name, also by functions that they call, of any element. They
-#: are part of numerics ids. rsqrt: f32's is the hardware's.
-VERSIONS = {"rsqrt": 2}
+#: are part of numerics ids. rsqrt: f32's is the hardware's. atanh: f32's has no branch.
+VERSIONS = {"rsqrt": 2, "atanh": 2}
 
 # --- what libdevice flushes ---
 
@@ -406,6 +406,27 @@ def short_asinh(x):
     size = tl.abs(x)
     square = size * size
     return libdevice.copysign(_log_twice(size, libdevice.fast_dividef(square, 1 + tl.sqrt(square + 1))), x)
+
+
+@jit
+def atanh(x):
+    """In f32 the operations of libdevice, log(1 + 2 * |x| / (1 - |x|)) / 2, without the branch of its logarithm.
+
+    Before that the elements of a thread would wait for each other. 1 + y is 2**k * (1 + m) with -1/4 <= m < 1/2.
+    """
+    if x.dtype == tl.float32:
+        size = tl.abs(x)
+        y = libdevice.fast_dividef(2 * size, 1 - size)
+        k = ((y + 1).to(tl.int32, bitcast=True) - 0x3F400000) & -0x800000  # times 2**23
+        part = (y.to(tl.int32, bitcast=True) - k).to(tl.float32, bitcast=True)
+        m = (0x3F800000 - k).to(tl.float32, bitcast=True) - 1 + part
+        p = (-0.045348614, 0.105468884, -0.13229704, 0.14491446, -0.16641565, 0.19988868, -0.25000197, 0.3333351, -0.5)
+        found = tl.fma(k.to(tl.float32), 8.262958294867817e-08, tl.fma(m * polynomial(m, p), m, m))  # log(2) * 2**-23
+        beyond = tl.where(size == 1, float("inf"), float("nan"))
+        found = libdevice.copysign(tl.where(size < 1, 0.5 * found, beyond), x)
+    else:
+        found = libdevice.atanh(x)
+    return found
 
 
 @jit

@@ -27,16 +27,16 @@ OPS = {op: FLOATS if cls is UnaryBackwardDescriptor else ELEMENTS for cls in DES
 #: Versions of ops that got new bits. 2: their trees have functions that got a short form for 16-bit results, or they
 #: are gradients of logit, which became NaN outside [0, 1], or of expm1, which became exp. 3: they have an rsqrt, of
 #: which f32 takes the hardware's, or it is logit_clamped, which takes the lower limit where limits cross; or they are
-#: gradients of tanh, which became sech2, or of elu, or compute mish or softcap_tanh in another way. 5: pow, cosh and
-#: sinh got short forms.
+#: gradients of tanh, which became sech2, or of elu, or compute mish, softcap_tanh or atanh of f32 in another way. 6:
+#: expressions, which may have such functions.
 _VERSIONS = {
-    2: "acosh asinh atan atanh cosh cosh_backward erfc expm1_backward log log10 log1p log1pexp log2 logit "
+    2: "acosh asinh atan cosh cosh_backward erfc expm1_backward log log10 log1p log1pexp log2 logit "
     "logit_backward logit_clamped_backward logsigmoid pow sinh sinh_backward softplus sqrt sqrt_backward tanh "
     "tanhshrink",
-    3: "acos_backward acosh_backward asin_backward asinh_backward celu_backward elu_backward logit_clamped mish "
+    3: "acos_backward acosh_backward asin_backward asinh_backward atanh celu_backward elu_backward logit_clamped mish "
     "mish_backward rsqrt rsqrt_backward selu_backward softcap_tanh softcap_tanh_backward tanh_backward "
     "tanhshrink_backward",
-    5: "expression",
+    6: "expression",
 }
 VERSIONS = {op: version for version, ops in _VERSIONS.items() for op in ops.split()}
 
