@@ -116,13 +116,13 @@ FEW = ((1 << 17, 2), (1 << 20, 4), (1 << 21, 8))
 def lanes(desc: ElementwiseDescriptor, loads: int = 1, few: Sequence[tuple[int, int]] = FEW) -> int:
     """Elements of each operand per thread: ``loads`` 16-byte vectors of the widest operand that is not broadcast.
 
-    Twice as many where what is written is narrower, as of comparisons; fewer where the problem has few elements:
+    At least two where what is written is narrower, as of comparisons; fewer where the problem has few elements:
     ``few``, as FEW has them.
     """
     numel, count = desc.operands()[-1].numel, len(tensors(desc))
     widest = max(o.element.itemsize for o in tensors(desc) if o.numel == numel)
     narrow = any(o.is_written and o.element.itemsize < widest for o in tensors(desc))
-    found = loads * 16 // widest * (2 if narrow else 1)
+    found = 16 // widest * max(loads, 2 if narrow else 1)
     while found * count > HELD and found > 1:
         found //= 2
     return min([found, *(each for most, each in few if numel <= most)])
