@@ -71,7 +71,9 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
             short = GROUPED_BYTES // size
             return tile_of(1, min(block, short if r.n <= FEW_STEPS * short else 2 * short), size)
         # Twice as many rows as elsewhere: longer pieces are written, fewer of which share a sector with others.
-        return tile_of(min(2 * tile.rows, ceil_power(r.lanes)), GROUPED_FROM, size)
+        # (Reversed sums of 16 bits would spill on sm80.)
+        times = 1 if self.reversed() and self.element.itemsize == 2 else 2
+        return tile_of(min(times * tile.rows, ceil_power(r.lanes)), GROUPED_FROM, size)
 
     def without_vectors(self) -> bool:
         """Whether rows begin between two vectors, or have gaps: no thread has its elements in vectors."""

@@ -129,7 +129,7 @@ def scan_across_kernel(
     if REVERSE:
         at += axis_offset(n - 1, x_strides[2])
         to += axis_offset(n - 1, out_strides[2])
-    first = tl.arange(0, RUNS)[None, :, None] * RUN
+    first = tl.arange(0, RUNS)[None, :, None].to(n.dtype) * RUN
     number = tl.arange(0, RUN)[None, None, :]
     carried = tl.full((ROWS, 1, 1), PRODUCT, COMPUTE)
     if AHEAD:
