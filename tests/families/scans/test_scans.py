@@ -119,6 +119,19 @@ def test_rows_that_begin_anywhere(where: str, kernel: str | None, element: str) 
         assert check_plan(plan, runs=1, passes=("unit",)).compared
 
 
+@pytest.mark.parametrize(("element", "lanes"), [("f16", 40), ("bf16", 37), ("f32", 2), ("f64", 8), ("i64", 5)])
+@pytest.mark.parametrize(("op", "reverse"), [("cumsum", True), ("cumprod", False)])
+@pytest.mark.parametrize("where", WHERE)
+def test_rows_side_by_side_are_scanned_in_runs(where: str, op: Any, reverse: bool, element: Any, lanes: int) -> None:
+    """Of one block, of which runs or the last run are not whole, and of several, the next of which is loaded ahead."""
+    desc = tp.ScanDescriptor(op=op, input_shape=(2, 5, lanes), scan_axis=1, element=element, reverse=reverse)
+    block = tp.plan(desc.replace(input_shape=(2, 8193, lanes)), target=target(where), kernel="looped").launches[0]
+    for n in (5, 2 * block.constexprs["RUNS"] * block.constexprs["RUN"] + 9):
+        plan = tp.plan(desc.replace(input_shape=(2, n, lanes)), target=target(where), kernel="looped")
+        assert plan.launches[0].constexprs["AHEAD"] == (n > 5)
+        assert check_plan(plan, runs=1, passes=("unit",)).compared
+
+
 @pytest.mark.parametrize(("element", "n"), [("bf16", 9), ("f32", 3), ("f64", 8), ("i64", 5)])
 @pytest.mark.parametrize("where", WHERE)
 def test_many_short_rows_side_by_side(where: str, element: str, n: int, constant: SetConstant) -> None:

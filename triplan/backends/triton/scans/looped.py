@@ -23,6 +23,9 @@ AHEAD, GROUPED_AHEAD = 4, 8
 #: more blocks than FEW_STEPS each is twice as long, as few rows take the latency of each; of many rows of 6 or 8 blocks
 #: twice as long ones take longer. Untuned.
 GROUPED_BYTES, FEW_STEPS = 4096, 16
+#: Where rows are adjacent in all operands: bytes of compute elements of a thread, warps of a tile, and programs of so
+#: many that are resident. Untuned.
+EACH_BYTES, ACROSS_WARPS, ACROSS_RESIDENT = 128, 8, 2
 #: Microseconds of the loop itself. From drawn problems on an H200.
 LOOP_US = 0.25
 #: Microseconds of a step of a tile of several rows, for each of its warps: every thread combines the results of all
@@ -30,12 +33,12 @@ LOOP_US = 0.25
 WARP_STEP_US = 0.18
 #: Time of such a step if rows are scanned from their ends, relative to others. From the same problems.
 REVERSED_STEP = 1.2
-#: ALONG_PER_US of other crossed rows. From drawn problems on an H100 and an H200.
-CROSSED_PER_US = 1.6e5
-#: The same of rows that are adjacent in all operands, by the bytes of an element. From drawn problems on an H200.
-ACROSS_PER_US = {2: 3e5, 4: 1.5e5, 8: 0.9e5}
-#: Their time if they are scanned from their ends, relative to others. From the same problems.
-REVERSED_ACROSS = 1.3
+#: Elements a microsecond of other crossed rows, by the bytes of an element: the larger it is, the fewer of a tile each
+#: of its warps has. From drawn problems on an H100 and an H200.
+CROSSED_PER_US = {2: 1.6e5, 4: 0.85e5, 8: 0.5e5}
+#: The same of rows that are adjacent in all operands, by the bytes of an element; and microseconds of a step of these.
+#: Untuned, from the number of instructions.
+ACROSS_PER_US, ACROSS_STEP_US = {2: 6e5, 4: 4e5, 8: 2e5}, 1.3
 #: Time of crossed rows whose results have gaps in both directions, relative to others. From a run on an H200 that is
 #: not published.
 GAPS = 1.65
@@ -47,10 +50,14 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
     moves = False
     program_us = 2.0  # of many short rows on an H200, drawn problems of ``bench anywhere``
     along = True
-    sku_version = 4  # bits of rows that begin between vectors, and whose results do not
+    sku_version = 5  # rows side by side are scanned in runs
 
     def find_tile(self) -> Tile:
         r = self.rows
+        if self.in_runs():
+            rows, held = r.beside(), 32 * EACH_BYTES // self.compute.itemsize  # elements of a warp
+            block = min(ceil_power(r.n), ACROSS_WARPS * held // rows)
+            return Tile(rows, block, max(rows * block // held, 1))
         # Several rows where they are crossed, if there are enough of them. Of rows that are read along, whose results
         # are adjacent to their neighbours', more than half as many as a tile has are enough.
         fewest = r.neighbours // 2 + 1 if self.writes_across() else r.neighbours
@@ -64,7 +71,9 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
             short = GROUPED_BYTES // size
             return tile_of(1, min(block, short if r.n <= FEW_STEPS * short else 2 * short), size)
         # Twice as many rows as elsewhere: longer pieces are written, fewer of which share a sector with others.
-        return tile_of(min(2 * tile.rows, ceil_power(r.lanes)), GROUPED_FROM, size)
+        # (Reversed sums of 16 bits would spill on sm80.)
+        times = 1 if self.reversed() and self.element.itemsize == 2 else 2
+        return tile_of(min(times * tile.rows, ceil_power(r.lanes)), GROUPED_FROM, size)
 
     def without_vectors(self) -> bool:
         """Whether rows begin between two vectors, or have gaps: no thread has its elements in vectors."""
@@ -74,11 +83,29 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
     def is_ahead(self) -> bool:
         """Whether the next block is loaded while one is scanned."""
         each = self.tile.rows * self.tile.block // (32 * self.tile.warps)
+        if self.in_runs():
+            return self.rows.n > self.tile.block
         most = GROUPED_AHEAD if self.without_vectors() else AHEAD
         return not self.backward and each <= most and self.rows.n > self.tile.block
 
+    def in_runs(self) -> bool:
+        """Whether rows are adjacent in all operands: each thread then scans runs of them."""
+        return self.rows.across and not self.backward
+
+    def run(self) -> int:
+        """Elements of such a run."""
+        held = min(self.rows.vector_bytes(o) for o in self.rows.operands) // self.element.itemsize
+        return min(max(EACH_BYTES // self.compute.itemsize // held, 1), self.tile.block)
+
+    def resident_programs(self) -> int:
+        return ACROSS_RESIDENT * ACROSS_WARPS // self.tile.warps
+
     def main(self) -> list[Launch]:
         ahead = self.is_ahead()
+        if self.in_runs():
+            most = registers_for(self.tile, self.resident_programs())
+            runs, run = self.tile.block // self.run(), self.run()
+            return [self.launch(kernels.scan_across_kernel, registers=most, AHEAD=ahead, RUNS=runs, RUN=run)]
         # (Arithmetic of i64 is several instructions, for which half of the registers are too few: some would spill.)
         most = registers_for(self.tile, 2) if ahead and self.element is not ElementKind.I64 else 0
         return [self.launch(self.which[self.backward], registers=most, AHEAD=ahead)]
@@ -87,6 +114,11 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
         sms = target.sm_count
         waves, steps = -(-self.programs() // (SM_WARPS // self.tile.warps * sms)), -(-self.rows.n // self.tile.block)
         us, wide = super().us(target), self.compute.itemsize // 4
+        if self.in_runs():
+            waves = -(-self.programs() // (self.resident_programs() * sms))
+            held = self.programs() * steps * self.tile.rows * self.tile.block
+            fast = held / ACROSS_PER_US[self.element.itemsize] - LAUNCH_US
+            return max(us, LOOP_US + ACROSS_STEP_US * waves * steps, fast)
         if self.is_ahead() and self.without_vectors():
             step = AHEAD_STEP_US * wide + self.step_us()
             us = max(us, self.step_us() + LOOP_US + step * (waves * steps - 1))
@@ -98,11 +130,8 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
         way = self.reversed()
         us = max(us, WARP_STEP_US * self.tile.warps * (REVERSED_STEP if way else 1.0) * steps)
         held *= self.programs()
-        if self.rows.across:
-            across_us = held / ACROSS_PER_US[self.element.itemsize] * (REVERSED_ACROSS if way else 1.0)
-            return max(us, across_us - LAUNCH_US)
         gaps = any(o.is_written and not o.layout.packed and o.layout.unit_axis is None for o in self.rows.operands)
-        each = wide * held / (ALONG_PER_US if self.writes_across() else CROSSED_PER_US)
+        each = wide * held / ALONG_PER_US if self.writes_across() else held / CROSSED_PER_US[self.element.itemsize]
         return max(us, each * (GAPS if gaps else 1.0) - LAUNCH_US)
 
 

@@ -23,6 +23,7 @@ from triplan.backends.triton.scans.shared_kernels import (
     maps,
     or_identity,
     scan,
+    scan_before,
     store_gradients,
 )
 
@@ -79,6 +80,78 @@ def scan_looped_kernel(
         y = combine(carried, scan(or_identity(v.to(COMPUTE), live, PRODUCT), PRODUCT, REVERSE), PRODUCT)
         store_rows(to + axis_offset(col, out_strides[2]), y.to(out.dtype.element_ty), live, out_strides, "")
         carried = edge(y, BLOCK, REVERSE)
+
+
+@jit
+def _elements(at, strides, first, number, REVERSE: tl.constexpr):
+    """Addresses of the elements behind the ``first`` ones, by ``number``, of the rows that begin at ``at``.
+
+    (The products are added in this order: those of ``number`` are the same in all threads.)
+    """
+    offset, more = axis_offset(first, strides[2]), axis_offset(number, strides[2])
+    return at - offset - more if REVERSE else at + offset + more
+
+
+@jit
+def scan_across_kernel(
+    x,
+    out,
+    x_strides,
+    out_strides,
+    sizes,
+    lanes,
+    n,
+    blocks,
+    PRODUCT: tl.constexpr,
+    REVERSE: tl.constexpr,
+    AHEAD: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    RUNS: tl.constexpr,
+    RUN: tl.constexpr,
+):
+    """out[k] = x[0] + ... + x[k] along each row; with REVERSE, x[k] + ... + x[n - 1]; with PRODUCT, products.
+
+    x, out: [outer, lanes, n] of f16, bf16, f32, f64 or i64, whose neighbouring rows are adjacent; they may be the same
+    memory. A program scans ROWS rows in blocks of RUNS runs of RUN elements; with AHEAD it loads each block before it
+    scans the previous one.
+
+    Threads and warps lie along ROWS, which are adjacent, and then along RUNS: each thread has whole runs, and scans
+    them without the others. In a tile [ROWS, BLOCK] it would have columns far apart, each of which waits for those of
+    other warps. Rows that are scanned from their ends are read backward: to reverse a scan, Triton exchanges each
+    element between threads.
+    """
+    outer, lane = group_lanes(tl.program_id(0), blocks, lanes, sizes, ROWS)
+    lane = tl.expand_dims(lane, 2)
+    inside = lane < lanes
+    at = row_pointers(x, x_strides, outer, sizes, lane)
+    to = row_pointers(out, out_strides, outer, sizes, lane)
+    if REVERSE:
+        at += axis_offset(n - 1, x_strides[2])
+        to += axis_offset(n - 1, out_strides[2])
+    first = tl.arange(0, RUNS)[None, :, None].to(n.dtype) * RUN
+    number = tl.arange(0, RUN)[None, None, :]
+    carried = tl.full((ROWS, 1, 1), PRODUCT, COMPUTE)
+    if AHEAD:
+        following = tl.load(
+            _elements(at, x_strides, first, number, REVERSE), mask=inside & (number < n - first), other=0
+        )
+    for _ in range(tl.cdiv(n, RUNS * RUN)):
+        live = inside & (number < n - first)
+        if AHEAD:
+            v = following
+            next = first + RUNS * RUN
+            following = tl.load(
+                _elements(at, x_strides, next, number, REVERSE), mask=inside & (number < n - next), other=0
+            )
+        else:
+            v = tl.load(_elements(at, x_strides, first, number, REVERSE), mask=live, other=0)
+        y = scan(or_identity(v.to(COMPUTE), live, PRODUCT), PRODUCT, False, 2)
+        total, before = scan_before(edge(y, RUN, False, 2), PRODUCT)
+        y = combine(combine(carried, before, PRODUCT), y, PRODUCT)
+        tl.store(_elements(to, out_strides, first, number, REVERSE), y.to(out.dtype.element_ty), mask=live)
+        carried = combine(carried, edge(total, RUNS, False, 1), PRODUCT)
+        first += RUNS * RUN
 
 
 @jit

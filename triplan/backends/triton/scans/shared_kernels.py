@@ -43,13 +43,34 @@ def or_identity(v, live, PRODUCT: tl.constexpr):
 
 
 @jit
-def scan(v, PRODUCT: tl.constexpr, REVERSE: tl.constexpr):
-    """Cumulative sums (with PRODUCT, products) of ``v`` [ROWS, BLOCK] along rows; with REVERSE, from their ends."""
+def scan(v, PRODUCT: tl.constexpr, REVERSE: tl.constexpr, AXIS: tl.constexpr = 1):
+    """Cumulative sums (with PRODUCT, products) of ``v`` along an axis, rows by default; with REVERSE, from its end."""
     if PRODUCT:
-        y = tl.cumprod(v, 1, reverse=REVERSE)
+        y = tl.cumprod(v, AXIS, reverse=REVERSE)
     else:
-        y = tl.cumsum(v, 1, reverse=REVERSE)
+        y = tl.cumsum(v, AXIS, reverse=REVERSE)
     return y
+
+
+@jit
+def _follow_sum(through, before, next_through, next_before):
+    return through + next_through, through + next_before
+
+
+@jit
+def _follow_product(through, before, next_through, next_before):
+    return through * next_through, through * next_before
+
+
+@jit
+def scan_before(v, PRODUCT: tl.constexpr):
+    """(cumulative sums or products of ``v`` along axis 1, those of the elements before each one)."""
+    found = (v, tl.full(v.shape, PRODUCT, v.dtype))
+    if PRODUCT:
+        found = tl.associative_scan(found, 1, _follow_product)
+    else:
+        found = tl.associative_scan(found, 1, _follow_sum)
+    return found
 
 
 @jit
@@ -81,7 +102,12 @@ def store_gradients(out_at, to, out_strides, dx_strides, col, n, inside, s):
 
 
 @jit
-def edge(y, BLOCK: tl.constexpr, FIRST: tl.constexpr):
-    """The first or last column of ``y`` [ROWS, BLOCK], as [ROWS, 1]. It is summed with zeros, which is exact."""
-    at: tl.constexpr = 0 if FIRST else BLOCK - 1
-    return tl.sum(tl.where(tl.arange(0, BLOCK)[None, :] == at, y, 0), 1, keep_dims=True)
+def edge(y, SIZE: tl.constexpr, FIRST: tl.constexpr, AXIS: tl.constexpr = 1):
+    """The first or last of SIZE elements along an axis of ``y``, which stays: summed with zeros, which is exact."""
+    at: tl.constexpr = 0 if FIRST else SIZE - 1
+    place = tl.arange(0, SIZE)[None, :]
+    if AXIS == 2:
+        place = tl.expand_dims(place, 0)
+    elif len(y.shape) == 3:
+        place = tl.expand_dims(place, 2)
+    return tl.sum(tl.where(place == at, y, 0), AXIS, keep_dims=True)

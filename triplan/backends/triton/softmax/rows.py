@@ -19,15 +19,13 @@ from triplan.sku import ElementKind, Target
 #: of 65 then has five parts of 16 elements, in place of 128: no lane is idle but in the last, and a warp exchanges two
 #: rows at a time, of shorter ones more.
 PARTS = 8
-#: Rows in tiles of up to 64 have longer parts if they have more than MORE eighths of the tile: of a sector, or half of
-#: the tile. Each part is stored by itself, so that shorter ones write each sector in several pieces, which then costs
-#: more than idle lanes. In tiles of 64, rows of 16 bits have parts of WIDE_PART elements backward or where results have
-#: gaps, if they have another eighth. Forward to packed rows short parts are the best up to there. (Rows of 9 to 63
-#: elements of 16 bits on an H200. Others are untuned.) Rows of f64 have parts of F64_PART, which share
-#: fewer sectors with their neighbours than shorter ones. Untuned.
-WIDE_PART, MORE, F64_PART = 32, 5, 8
+#: Elements of a part at least, at most, and at most of f64; of a long tile an eighth. Each part is stored by itself, so
+#: that shorter ones write each sector in several pieces. And what longer parts may pad a row to, relative to the
+#: shortest: then idle lanes cost more. (Rows of 9 to 31 elements on an H200.)
+LEAST_PART, MOST_PART, F64_PART, PADDED = 4, 16, 8, 1.25
 #: The shortest tile that is divided; and elements of a program that has several rows, and its warps: with fewer it took
-#: longer on an H100. (As many of rows where neighbours are adjacent in no operand. Untuned.)
+#: longer on an H100. (As many of rows where neighbours are adjacent in no operand. Untuned.) Of f64 a thread has one
+#: element of each part. (From a run on an H200.)
 DIVIDED_FROM, SEVERAL, SEVERAL_WARPS = 16, 1024, 4
 #: Bytes of compute elements up to which a thread has whole rows, a vector of neighbours, where these lie side by side;
 #: and bytes that such a program loads at least, if it has few warps: smaller ones leave memory idle.
@@ -46,7 +44,7 @@ CROSSED_TILE = (2048, 4096)
 
 
 class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
-    sku_version = 6  # longer parts of short odd rows of f64
+    sku_version = 7  # other parts of short odd rows
     which = (kernels.softmax_rows_kernel, kernels.softmax_backward_rows_kernel)
     longest = (32768, 16384)  # registers hold one operand (forward), or two (backward)
     narrow_above = (16384, MOST_NARROW)
@@ -57,8 +55,7 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         #: Elements of a part of a row.
         self.part = self.find_part() if self.divided() else self.tile.block
         if self.divided():
-            longer = 8 if self.element is ElementKind.F64 else 7
-            self.version = longer if self.part > self.tile.block // PARTS else 4
+            self.version = 9 if self.part > self.tile.block // PARTS else 4
 
     def find_rows(self, desc: RowsDescriptor) -> Rows:
         """Rows that lie among others are numbered row-major: those of a program then share sectors of memory. (Where no
@@ -71,20 +68,16 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
 
     def find_part(self) -> int:
         """Elements of a part of a row that is divided."""
-        block, size, n = self.tile.block, self.element.itemsize, self.rows.n
-        packed = all(o.layout.packed for o in self.rows.operands if o.is_written)
-        if self.element is ElementKind.F64:
-            return max(min(F64_PART, block // 2), block // PARTS)
-        wide = block == 64 and size == 2 and (self.backward or not packed)
-        least = MORE + (block == 64 and not wide)
-        if block > 64 or 8 * n <= least * block:
-            return block // PARTS
-        if wide and 8 * n > (MORE + 1) * block:
-            return WIDE_PART
-        return max(min(card.SECTOR // size, block // 2), block // PARTS)
+        n, part = self.rows.n, LEAST_PART
+        most = min(F64_PART if self.element is ElementKind.F64 else MOST_PART, ceil_power(n) // 2)
+        while part < most and -(-n // (2 * part)) * 2 * part <= PADDED * (-(-n // LEAST_PART) * LEAST_PART):
+            part *= 2
+        return max(part, ceil_power(n) // PARTS)
 
     def find_tile(self) -> Tile | None:
         r, block = self.rows, ceil_power(self.rows.n)
+        if self.divided() and block <= SEVERAL and self.element is ElementKind.F64:
+            return Tile(32 * SEVERAL_WARPS // self.find_part(), block, SEVERAL_WARPS)
         if (self.divided() and block <= SEVERAL) or (r.is_strided() and block <= SEVERAL // 2):
             return Tile(SEVERAL // block, block, SEVERAL_WARPS)
         if found := self.few_rows(block):
