@@ -314,7 +314,7 @@ GROUPED: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("name", GROUPED)
 def test_depthwise_rows_and_columns_of_a_thread(name: str, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in ("BUSY_TILES", "MANY_PROGRAMS"):
+    for limit in ("BUSY_TILES", "MANY_PROGRAMS", "RESIDENT"):
         monkeypatch.setattr(depthwise, limit, 1)
     (channels, height, width), options = GROUPED[name]
     fields = {"batch": 2, "in_channels": channels, "out_channels": channels, "groups": channels, **options}
@@ -323,6 +323,23 @@ def test_depthwise_rows_and_columns_of_a_thread(name: str, op: str, monkeypatch:
     desc = desc.replace(layouts={o.name: last for o in desc.operands() if o.shape[1] == channels})
     plan = tp.plan(desc, target=target("interpret"), kernel="depthwise")
     assert plan.launches[0].constexprs["LINES"] * plan.launches[0].constexprs["ACROSS"] > 1
+    assert check_plan(plan, runs=1).compared
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize(("batch", "results", "lines"), [(3, 64, 15), (5, 8, 3)])
+def test_depthwise_rows_of_all_images_under_one_tap(
+    batch: int, results: int, lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images that follow each other without gaps have the rows of one: of 15 none is left, and one of 25."""
+    monkeypatch.setattr(depthwise, "MOST_RESULTS", results)
+    monkeypatch.setattr(depthwise, "RESIDENT", 1)
+    fields = {"batch": batch, "in_channels": 3, "out_channels": 3, "groups": 3, "kernel": (1, 1)}
+    desc = tp.Conv2dBackwardWeightDescriptor(element="f32", height=5, width=7, **fields)
+    last = tp.Layout.strided(order=(0, 2, 3, 1))
+    desc = desc.replace(layouts={"x": last, "dout": last})
+    plan = tp.plan(desc, target=target("interpret"), kernel="depthwise")
+    assert plan.launches[0].constexprs["LINES"] == lines
     assert check_plan(plan, runs=1).compared
 
 

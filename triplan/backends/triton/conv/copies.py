@@ -32,7 +32,7 @@ MOST_CHANNELS, IDLE = 256, 1.2
 #: of its own. Untuned. Columns of a row at most: they are counted in 32 bits.
 JOINED, MOST_COLUMNS = 2**20, 2**30
 #: Microseconds of the launch of a copy, which reads, and then writes. From drawn problems on an H200.
-COPY_US = 1.3
+COPY_US = 1.1
 #: Microseconds of a copy's program, however little it moves, and programs that a multiprocessor runs at a time. From a
 #: drawn problem on an H200 of which each row of 8 columns has a program.
 PROGRAM_US, RESIDENT = 3.0, 16

@@ -42,11 +42,23 @@ SM_HALF_WEIGHT_PRODUCTS_PER_US, SM_MANY_TAPS_PRODUCTS_PER_US = 5.2e4, 7.5e4
 #: Microseconds that results take longer for each tap, which a thread reads after another. From small drawn problems on
 #: an H200.
 TAP_US = 0.03
-#: Microseconds that the gradient of weight takes longer: it waits for what it reads, and sums threads. Untuned.
-WEIGHT_US = 1.0
+#: Microseconds that a program of the gradient of weight waits for what a step reads. From small drawn problems on an
+#: H200.
+STEP_US = 0.5
+
+
+def _joined(desc: Conv2dProblem) -> bool:
+    """Whether the rows of all images are those of one: under one tap that is so in memory, and few are left over."""
+    return shared.of_weight(desc) and shared.is_matrix(desc)
+
+
+def _images(desc: Conv2dProblem) -> int:
+    return 1 if _joined(desc) else desc.batch
 
 
 def _extents(desc: Conv2dProblem) -> tuple[int, int]:
+    if _joined(desc):
+        return desc.batch * desc.height, desc.width
     return (desc.height, desc.width) if shared.of_input(desc) else desc.out_extents
 
 
@@ -131,7 +143,7 @@ def _wide(desc: Conv2dProblem, across: int, each: int) -> int:
 
 def _rows_of_tiles(desc: Conv2dProblem, across: int, each: int) -> int:
     """Tiles of one row."""
-    return desc.batch * -(-_all_lanes(desc, across) // _wide(desc, across, each)) * _blocks(desc) * _extents(desc)[0]
+    return _images(desc) * -(-_all_lanes(desc, across) // _wide(desc, across, each)) * _blocks(desc) * _extents(desc)[0]
 
 
 def _across(desc: Conv2dProblem, each: int) -> int:
@@ -148,14 +160,24 @@ def _across(desc: Conv2dProblem, each: int) -> int:
     return min(found, key=lambda n: -(-columns // n) * (n + SINGLE))
 
 
-def _summed_lines(desc: Conv2dProblem, taps: tuple[int, int], across: int, most: int) -> int:
-    """Rows of dout of a step: those with the fewest loads, with the rows that are left and read one by one."""
-    rows, wide = _extents(desc)[0], (across - 1) * desc.stride[1] + (taps[1] - 1) * desc.dilation[1] + 1
+def _summed_lines(desc: Conv2dProblem, d: Division, most: int) -> int:
+    """Rows of dout of a step: those with the fewest loads of a part, with the rows that are left, read one by one."""
+    rows, wide = _extents(desc)[0], (d.across - 1) * desc.stride[1] + (d.taps[1] - 1) * desc.dilation[1] + 1
 
     def loads(lines: int) -> int:
-        return ((lines - 1) * desc.stride[0] + (taps[0] - 1) * desc.dilation[0] + 1) * wide + lines * across + STEP
+        return ((lines - 1) * desc.stride[0] + (d.taps[0] - 1) * desc.dilation[0] + 1) * wide + lines * d.across + STEP
 
-    return min(range(1, min(most, rows) + 1), key=lambda h: rows // h * loads(h) + rows % h * loads(1))
+    def of_part(lines: int) -> float:
+        whole, left = _steps(desc, d._replace(lines=lines))
+        return whole * loads(lines) + left * loads(1)
+
+    return min(range(1, min(most, rows) + 1), key=of_part)
+
+
+def _steps(desc: Conv2dProblem, d: Division) -> tuple[int, float]:
+    """Steps of a part of the gradient of weight, and its rows that are left, each of which is one more."""
+    parts, each = _units_by(desc, d)
+    return each, max(_images(desc) / parts, 1.0) * (_extents(desc)[0] % d.lines)
 
 
 @fact
@@ -168,10 +190,13 @@ def _division(desc: Conv2dProblem) -> Division:
     across, taps = _across(desc, each), _taps(desc, each)
     wide = _wide(desc, across, each)
     held = min(MOST_RESULTS, MOST_PRODUCTS // math.prod(taps)) // (each * across * _registers(desc))
-    most, step = max(min(MOST_LINES, held), 1), _skips(desc)[0]
+    # Under one tap no rows share what they read: a step has as many as wait for it together.
+    most = held if desc.taps == 1 and shared.of_weight(desc) else min(MOST_LINES, held)
+    most, step = max(most, 1), _skips(desc)[0]
     warps = max(wide // (32 * each), 1)
     if shared.of_weight(desc):
-        return Division(_summed_lines(desc, taps, across, most) if rows else 1, across, wide, taps, warps)
+        found = Division(1, across, wide, taps, warps)
+        return found._replace(lines=_summed_lines(desc, found, most)) if rows else found
     most = min(max(_rows_of_tiles(desc, across, each) // BUSY_TILES, 1), most, max(rows, 1))
     heights = range(-(-most // step) * step, 0, -step)
     lines = min(heights, key=lambda h: (max(-(-rows // h) * h, IDLE * rows), -h))
@@ -184,9 +209,13 @@ def _blocks(desc: Conv2dProblem) -> int:
 
 
 def _tiles(desc: Conv2dProblem) -> tuple[int, int, int, int, int]:
+    return _tiles_by(desc, _division(desc))
+
+
+def _tiles_by(desc: Conv2dProblem, d: Division) -> tuple[int, int, int, int, int]:
     """Tiles of the rows of an image (of the gradient of weight, of whole ones), of lanes, blocks of channels, tiles of
     taps, and of their columns."""
-    d, rows = _division(desc), _extents(desc)[0]
+    rows = _extents(desc)[0]
     taps = [n // each for n, each in zip(desc.kernel, d.taps, strict=True)]
     tall = rows // d.lines if shared.of_weight(desc) else -(-rows // d.lines)
     return tall, -(-_all_lanes(desc, d.across) // d.lanes), _blocks(desc), taps[0] * taps[1], taps[1]
@@ -202,14 +231,18 @@ def _turns(desc: Conv2dProblem) -> int:
 
 
 def _units(desc: Conv2dProblem) -> tuple[int, int]:
+    return _units_by(desc, _division(desc))
+
+
+def _units_by(desc: Conv2dProblem, d: Division) -> tuple[int, int]:
     """Parts that the gradient of weight sums, and the tiles of rows of each."""
-    d, (tall, lanes, blocks, taps, _) = _division(desc), _tiles(desc)
+    tall, lanes, blocks, taps, _ = _tiles_by(desc, d)
     programs = lanes * blocks * taps
     most = max(MOST_PARTS // max(_groups(desc, d.across), 1), 1)
     resident = RESIDENT_LARGE if math.prod(d.taps) > MANY_TAPS else RESIDENT
     # One more than these would wait for all of them.
     most = min(most, max(resident * WARPS // d.warps // max(programs, 1), 1))
-    return shared.parts_of(desc.batch * tall, programs, resident * WARPS // d.warps, most)
+    return shared.parts_of(_images(desc) * tall, programs, resident * WARPS // d.warps, most)
 
 
 def _parts(desc: Conv2dProblem) -> int:
@@ -250,10 +283,11 @@ def rank(desc: Conv2dProblem, target: Target) -> float:
     """Estimated microseconds."""
     products = shared.pixels(desc) * desc.in_channels * desc.taps
     work = products / (_rate(desc) * min(target.sm_count, max(programs(desc), 1)))
-    beside = card.LAUNCH_US + TAP_US * desc.taps
-    if shared.of_weight(desc):
-        beside = shared.launches_us(2 if _parts(desc) > 1 else 1) + WEIGHT_US
-    return beside + max(work, sum(o.nbytes for o in desc.operands()) / card.BYTES_PER_US)
+    found = max(work, sum(o.nbytes for o in desc.operands()) / card.BYTES_PER_US)
+    if not shared.of_weight(desc):
+        return card.LAUNCH_US + TAP_US * desc.taps + found
+    steps = sum(_steps(desc, _division(desc)))
+    return shared.launches_us(2 if _parts(desc) > 1 else 1) + max(found + STEP_US, steps * STEP_US)
 
 
 def _precision(desc: Conv2dProblem) -> MathPrecision:
@@ -351,11 +385,12 @@ def build_weight(desc: Conv2dProblem, target: Target) -> list[Launch]:
     """The launches for the gradient of weight: sums over each part of the pixels, then the sum of the parts."""
     if programs(desc) == 0:
         return []
-    parts = _parts(desc)
+    parts, rows = _parts(desc), _extents(desc)[0]
     args = {
         **shared.of_parts(desc, parts, _units(desc)[1]),
+        **({"rows": Int(rows), "height": Int(rows)} if _joined(desc) else {}),
         **_shared(desc),
-        "units": Int(desc.batch * _tiles(desc)[0]),
+        "units": Int(_images(desc) * _tiles(desc)[0]),
         **dict(zip(("first_row", "first_column"), _first(desc), strict=True)),
     }
     which, warps = kernels.conv2d_depthwise_weight_kernel, _division(desc).warps
@@ -376,5 +411,5 @@ shared.register(
     workspace=workspace,
     guarantee=guarantee,
     numerics=numerics,
-    weight={"version": 2},
+    weight={"version": 3},
 )

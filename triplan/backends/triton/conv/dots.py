@@ -65,10 +65,26 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
 
 
 def rank(desc: Conv2dProblem, target: Target) -> float:
-    """Estimated microseconds: programs of a multiprocessor begin one after another, and hide each other's waits."""
+    """Estimated microseconds: programs of a multiprocessor begin one after another, and hide each other's waits, but
+    not what the L2 cache gives them."""
     waves = programs(desc) / target.sm_count
     steps = _steps_us(desc, *_division(desc)) * (F64 if desc.element.itemsize == 8 else 1.0)
-    return card.OVERLAPPED_LAUNCH_US + BEGIN_US * max(waves - 1, 0.0) + steps * max(SHARED * waves, 1.0)
+    waits = BEGIN_US * max(waves - 1, 0.0) + steps * max(SHARED * waves, 1.0)
+    return card.OVERLAPPED_LAUNCH_US + max(waits, _sector_bytes(desc) / card.L2_BYTES_PER_US)
+
+
+def _sector_bytes(desc: Conv2dProblem) -> float:
+    """Bytes of the sectors that programs read: of a pixel each has one channel of dout, and adjacent ones of x."""
+    terms, _ = _division(desc)
+    channels = max(min(terms, desc.channels), 1)
+    read = {"dout": (1, 1), "x": (channels, -(-terms // channels))}
+    found = 0.0
+    for name, (adjacent, taps) in read.items():
+        o = desc.operand(name)
+        nbytes = adjacent * o.element.itemsize
+        last = not o.layout.packed and o.layout.unit_axis == 1
+        found += taps * (-(-nbytes // card.SECTOR) * card.SECTOR if last else nbytes)
+    return found * programs(desc) * shared.pixels(desc)
 
 
 def guarantee(desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:

@@ -48,8 +48,9 @@ FMA_TERAFLOPS = {False: 13.0, True: 25.0}
 #: Microseconds of one multiprocessor for an element of a step of pairs of a tap and a channel, by its bytes. From drawn
 #: problems on an H200, of f16, tf32 and f64.
 FLAT_US = {2: 4e-4, 4: 7e-4, 8: 4e-4}
-#: As FLAT_US, of the gradient of weight, whose dout has one address for all pairs of a pixel: of x, and of dout.
-FLAT_SUMS_US = (4.6e-4, 1.4e-4)
+#: As FLAT_US, of the gradient of weight, whose dout has one address for all pairs of a pixel: of x, also in tf32,
+#: whose elements are copied one by one, and of dout. From drawn problems on an H200.
+FLAT_SUMS_US, FLAT_SUMS_TF32_US, FLAT_SUMS_DOUT_US = 4.6e-4, 1.15e-3, 1.4e-4
 #: Elements that a multiprocessor reads in a microsecond one by one, as strides are no multiples of a vector, by their
 #: bytes: no copy of 2 bytes runs while tiles are multiplied; and those that it writes. From drawn problems on an H200.
 RAGGED_PER_US = {2: 2700, 4: 2400, 8: 2000}
@@ -77,6 +78,9 @@ SPREAD_US, REMAINDER_US = 0.3, 0.5
 #: Microseconds of a step that waits for loads, for each of a thread's loads, and for each of its products without
 #: tensor cores; programs of a multiprocessor that do not slow each other.
 WAIT_US, LOAD_US, PRODUCT_US, RESIDENT = 0.3, 0.047, 0.008, 1.7
+#: Such programs of the gradient of weight, by the bytes of an element: of 2 if a factor is read in vectors at least, so
+#: that a program holds fewer registers; those of 8 have steps of half as many pixels. From drawn problems on an H200.
+RESIDENT_SUMS = {2: 2.3, 4: RESIDENT, 8: 2.9}
 #: How much of the time of such loads, and of such products, programs take of which few run.
 LONE, SOLO = 0.7, 0.2
 
@@ -96,7 +100,7 @@ def estimated_us(tiling: Tiling, desc: Conv2dProblem, target: Target) -> float:
     if tiling.small:
         parts = tiling.parts(desc)[0] if shared.of_weight(desc) else 1
         steps, each = terms // tile.k, _step_us(tiling, desc, target)
-        waves = max(tiling.programs(desc) / (RESIDENT * target.sm_count), 1.0)
+        waves = max(tiling.programs(desc) / (_resident(tiling, desc) * target.sm_count), 1.0)
         begun = SPREAD_US * _busy(tiling, desc, target) + (REMAINDER_US if strided(desc) else 0.0)
         return beside + (begun + each * max(steps / parts, 1.0)) * waves
     products = tiling.products(desc) * tile.m * tile.n * terms
@@ -134,7 +138,8 @@ def estimated_us(tiling: Tiling, desc: Conv2dProblem, target: Target) -> float:
     if tiling.flat(desc):
         each = FLAT_US[desc.element.itemsize] * (tile.m + tile.n)
         if shared.of_weight(desc):
-            each = FLAT_SUMS_US[0] * tile.n + FLAT_SUMS_US[1] * tile.m
+            of_x = FLAT_SUMS_TF32_US if desc.multiplicands is MathPrecision.TF32 else FLAT_SUMS_US
+            each = of_x * tile.n + FLAT_SUMS_DOUT_US * tile.m
         work = max(work, steps * each * tile.k / target.sm_count)
     waiting = max(steps / launched * max(STEP_US[shared.of_weight(desc)], alone), chain)
     work = max(work * max(target.sm_count / launched, 1.0), waiting)
@@ -147,6 +152,13 @@ def estimated_us(tiling: Tiling, desc: Conv2dProblem, target: Target) -> float:
 def _busy(tiling: Tiling, desc: Conv2dProblem, target: Target) -> float:
     """The part of the multiprocessors that have a program."""
     return min(tiling.programs(desc) / target.sm_count, 1.0)
+
+
+def _resident(tiling: Tiling, desc: Conv2dProblem) -> float:
+    """Programs of small tiles of a multiprocessor that do not slow each other."""
+    factors = [o for o in desc.operands() if o.name in ("x", "dout")]
+    singly = desc.element.itemsize == 2 and (tiling.flat(desc) or not any(map(is_whole, factors)))
+    return RESIDENT if singly or not shared.of_weight(desc) else RESIDENT_SUMS[desc.element.itemsize]
 
 
 def _step_us(tiling: Tiling, desc: Conv2dProblem, target: Target) -> float:
