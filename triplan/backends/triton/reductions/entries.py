@@ -162,7 +162,7 @@ def reductions(
                 rank=rank,
                 numerics=lambda desc: numerics(plan_of(desc), name),
                 priority=priority,
-                version=12,  # powers, cosh and sinh of 16 bits in expressions have short forms
+                version=12,  # short powers, cosh and sinh of 16 bits in expressions; larger tiles of scattered elements
                 layout=layout,
                 **({} if workspace is None else {"workspace": workspace}),
             )(build)
