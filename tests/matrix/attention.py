@@ -57,6 +57,7 @@ def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
         # Where no mask hides keys, ``large_tiles`` spills with heads of 64; it is faster than ``tiles`` all the same.
         desc: Any = build.desc
         unmasked = entry == "large_tiles" and desc.head_dim == 64 and not desc.causal
-        # Of f32 heads of 128, the tile of dq that is fastest spills a few numbers, outside of its loop.
-        few = (op, entry, desc.element, desc.head_dim) == ("attention_backward", "tiles", "f32", 128)
-        yield replace(build, may_spill=build.may_spill or entry.startswith(HOPPER) or unmasked or few)
+        # Of f32 heads wider than 32, the tiles that are fastest on Hopper spill, without dropout.
+        wide = (op, entry, desc.element) == ("attention_backward", "tiles", "f32") and desc.head_dim > 32
+        wide = wide and not desc.dropout and target.arch is tp.ArchSku.SM90A
+        yield replace(build, may_spill=build.may_spill or entry.startswith(HOPPER) or unmasked or wide)

@@ -488,3 +488,12 @@ def test_logits_past_two_to_the_31st() -> None:
     torch.testing.assert_close(args.losses[-2:].double(), wanted.detach())
     (dx,) = torch.autograd.grad(wanted.sum(), last)
     torch.testing.assert_close(args.dx[-2:].double(), dx, rtol=1e-2, atol=1e-6)
+
+
+@compiles
+@pytest.mark.parametrize(("gapped", "row"), [(False, "looped"), (True, "split")])
+def test_gradients_with_gaps_of_many_long_rows_are_split(gapped: bool, row: str) -> None:
+    """Programs that loop along such rows, several on a multiprocessor, write parts of sectors that lie far apart."""
+    layouts = {"dx": tp.Layout.strided(alignment=16, stride_multiple=2)} if gapped else {}
+    desc = build("cross_entropy", (977, 65536), gradient=True, element="f16", layouts=layouts)
+    assert tp.plan(desc, target=H200).sku().kernel == row

@@ -15,7 +15,7 @@ from samples import SetConstant
 import triplan as tp
 import triplan.functional as F  # noqa: N812
 from triplan.backends.triton.reductions import shared, waves
-from triplan.backends.triton.reductions.limits import ODD_BUSY, WAVE_GROUP
+from triplan.backends.triton.reductions.limits import ODD_BUSY, SCATTERED_REGISTERS, WAVE_GROUP
 from triplan.backends.triton.reductions.shared import plan_of
 from triplan.testing import check_plan
 
@@ -604,3 +604,32 @@ def test_few_long_lines_are_divided() -> None:
     """(1, 2**28): the workspace is one sum of each of 16384 chunks."""
     plan = tp.plan(tp.ReduceDescriptor(op="sum", input_shape=(1, 2**28), reduce_axes=(1,), element="f32"), target=H200)
     assert (plan.sku().kernel, plan.workspace_size()) == ("split", 4 * 16_384)
+
+
+SLICED = {"x": tp.Layout.strided(alignment=16, stride_multiple=2)}
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param("interpret", marks=pytest.mark.interpret), pytest.param("gpu", marks=pytest.mark.gpu)]
+)
+@pytest.mark.parametrize(("op", "element"), [("sum", "f64"), ("argmax", "f64"), ("var", "f32"), ("logsumexp", "f32")])
+@pytest.mark.parametrize("n", [201, 1025])
+def test_slices_have_several_loads_a_thread(op: str, element: str, n: int, where: str) -> None:
+    cls: Any = tp.descriptor_types()[op]
+    desc = cls(op=op, element=element, input_shape=(9, n), reduce_axes=(1,), layouts=SLICED)
+    tile = plan_of(desc).tile
+    assert (tile.rows, tile.block) == ((4, 256) if n == 201 else (1, 1024))
+    assert check_plan(tp.plan(desc, target=target(where)), runs=1).compared
+
+
+@compiles
+@pytest.mark.parametrize("arch", ["sm80", "sm90a"])
+@pytest.mark.parametrize(("op", "element"), [("sum", "bf16"), ("vector_norm", "f16"), ("var", "f32"), ("prod", "f32")])
+def test_loads_of_long_slices_wait_together(op: str, element: str, arch: str) -> None:
+    """A block's elements are loaded before any of them is accumulated: ptxas has registers for all addresses."""
+    cls: Any = tp.descriptor_types()[op]
+    order = {"order": 3.0} if op == "vector_norm" else {}
+    desc = cls(op=op, element=element, input_shape=(10_000, 20_480), reduce_axes=(1,), layouts=SLICED, **order)
+    plan = tp.plan(desc, target=tp.Target.sm80() if arch == "sm80" else tp.Target.sm90a())
+    assert plan.launches[0].max_registers == SCATTERED_REGISTERS
+    assert [x.spill_bytes for x in plan.compile()] == [0, 0]

@@ -32,10 +32,10 @@ PACES = {
     "parts": Pace(0.0, 3.8, 74.0, together=1.18, loads=1e5),
     "scalar": Pace(2.4, 0.7, 14.0, together=1.65),
 }
-#: (tile of dq, tile of dk and dv), chosen as the forward op's, but for parts of heads wider than 64: there steps
-#: wait so long that a few more instructions cost less than more steps. The tile of dq of heads of up to 128 spills some
-#: bytes, more where elements are read singly; with 128 queries it was faster all the same, on an H200. Those of wider
-#: heads spill up to 530 bytes, untuned.
+#: (tile of dq, tile of dk and dv), chosen as the forward op's, but for parts of heads wider than 32: there steps wait
+#: so long that instructions cost less than more steps. On Hopper these spill all the same: up to 240 bytes of heads of
+#: up to 128, 640 with some masks or where elements are loaded one by one, and 5 KB of wider heads. They were the
+#: fastest on an H200, of four to six pairs each, by a run that is not published.
 TILES = Choice(
     usual={
         ("half", 64): (Tile(128, 64, 8, 2), Tile(32, 128, 8, 1)),
@@ -45,9 +45,9 @@ TILES = Choice(
         ("tf32", 128): (Tile(32, 16, 4, 1), Tile(32, 64, 8, 1)),
         ("tf32", 256): (Tile(16, 16, 4, 1), Tile(16, 32, 8, 1)),
         ("parts", 32): (Tile(64, 64, 4, 1, 32), Tile(32, 64, 4, 1, 32)),
-        ("parts", 64): (Tile(64, 32, 4, 2, 64), Tile(16, 64, 4, 1, 64)),
-        ("parts", 128): (Tile(32, 64, 8, 1, 64), Tile(32, 16, 4, 1, 32)),
-        ("parts", 256): (Tile(16, 64, 8, 1, 64), Tile(32, 16, 8, 1, 64)),
+        ("parts", 64): (Tile(64, 64, 4, 1, 64), Tile(32, 64, 4, 1, 64)),
+        ("parts", 128): (Tile(32, 32, 4, 1, 64), Tile(64, 32, 8, 1, 64)),
+        ("parts", 256): (Tile(32, 64, 8, 1, 64), Tile(64, 32, 8, 1, 64)),
         ("scalar", 64): (Tile(16, 16, 4, 1), Tile(16, 32, 4, 1)),
         ("scalar", 128): (Tile(16, 16, 4, 1), Tile(16, 32, 4, 1)),
         ("scalar", 256): (Tile(16, 16, 4, 1), Tile(16, 16, 4, 1)),
@@ -58,12 +58,15 @@ TILES = Choice(
         ("tf32", 64): (Tile(64, 32, 8, 1), Tile(32, 32, 8, 1)),
         ("tf32", 128): (Tile(32, 16, 8, 1), Tile(32, 32, 8, 1)),
         ("parts", 64): (Tile(32, 32, 8, 1, 64), Tile(16, 128, 8, 1, 64)),
+        ("parts", 128): (Tile(16, 16, 8, 1, 64), Tile(16, 32, 8, 1, 64)),
+        ("parts", 256): (Tile(16, 64, 8, 1, 64), Tile(32, 16, 8, 1, 64)),
         ("scalar", 128): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
     },
     sm80={
         ("half", 256): (Tile(64, 32, 8, 2), Tile(32, 32, 8, 1)),
-        ("parts", 64): (Tile(32, 32, 4, 1, 64), Tile(16, 64, 8, 1, 64)),
-        ("parts", 128): (Tile(16, 32, 4, 1, 64), Tile(16, 16, 4, 1, 64)),
+        ("parts", 64): (Tile(32, 32, 4, 1, 64), Tile(16, 32, 4, 1, 64)),
+        ("parts", 128): (Tile(16, 32, 8, 1, 64), Tile(16, 16, 4, 1, 64)),
+        ("parts", 256): (Tile(16, 64, 8, 1, 64), Tile(32, 16, 8, 1, 64)),
     },
 )
 

@@ -20,7 +20,8 @@ SINGLE = 1.3
 #: Microseconds in which the maxima and sums of a row are merged.
 MERGE_US = 0.2
 #: Elements that one program has in a microsecond; of f64, whose exponentials are many instructions; and of a row with
-#: gaps and of its gradient.
+#: gaps and of its gradient. The latter's programs on one multiprocessor take turns: their rows are so far apart that
+#: each sector of a gradient, of which they write a part, is read and written by itself.
 PER_US, DOUBLE_PER_US, GAPPED_PER_US = 5000.0, 1800.0, 1000.0
 #: Microseconds in which a multiprocessor reads a block of several rows; and one whose columns are a multiple of
 #: DISTANCE bytes apart, which share few sets of a cache. (The latter from one drawn problem, DISTANCE untuned.)
@@ -70,9 +71,10 @@ class CrossEntropyLooped(LoopedRows, CrossEntropyEntry, ops=CrossEntropyDescript
         if not r.vectors and (narrow or not r.unit):
             us *= SINGLE
         per_us = DOUBLE_PER_US if self.element is ElementKind.F64 else PER_US
+        turns = 1.0
         if self.desc.gradient and not r.unit:
-            per_us = GAPPED_PER_US
-        return MERGE_US + max(us, r.n / per_us)
+            per_us, turns = GAPPED_PER_US, max(self.programs() / target.sm_count, 1.0)
+        return MERGE_US + max(us, turns * r.n / per_us)
 
     def find_tile(self) -> Loop:
         r, size = self.rows, self.element.itemsize

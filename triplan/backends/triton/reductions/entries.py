@@ -162,7 +162,7 @@ def reductions(
                 rank=rank,
                 numerics=lambda desc: numerics(plan_of(desc), name),
                 priority=priority,
-                version=13,  # atanh of f32 in expressions is computed in another way
+                version=13,  # atanh of f32 in expressions, another way; larger tiles of scattered elements
                 layout=layout,
                 **({} if workspace is None else {"workspace": workspace}),
             )(build)

@@ -57,7 +57,8 @@ WAVE_ROW, WIDE_WAVE_ROW = 128, 256
 WAVE_US, WAVE_SHARE, WAVE_CHUNKS = 1.0, 0.8, 4
 #: FEW where at least MANY programs reduce lines that begin at multiples of 16 bytes. Untuned.
 FEW_OF_MANY, MANY = 128, 256
-#: Elements that a thread of such programs loads at a time at least: of several lines, if there are enough. Untuned.
+#: Elements that a thread of such programs loads at a time at least: of several lines, if there are enough; and so where
+#: elements of a line are not contiguous, each of which is a load of its own. Untuned.
 FEWEST_HELD = 8
 #: The fixed cost of a block of a line, in elements of the line. Untuned.
 STEP = 2
@@ -89,6 +90,10 @@ LONE, LONE_LINE, LONE_WARPS = 8, 4096, 8
 FAR_APART = 2**27
 #: Programs that divide a few lines whose elements are not contiguous. Untuned.
 SCATTERED = 264
+#: Registers of a thread of more such programs, with accumulators of 32 bits. Each element has an address of 64 bits: of
+#: the fewer registers that ptxas would take, few loads wait together. With these, all loads of a block are issued
+#: before it is accumulated, and seven programs are resident. By the machine code alone.
+SCATTERED_REGISTERS = 80
 #: Programs that keep an H200 busy; with fewer, lines that are reduced side by side are divided into chunks. Untuned.
 BUSY = 1024
 #: As many where lines of bytes lie side by side, whose loads are narrow; and elements of their chunks at least if twice

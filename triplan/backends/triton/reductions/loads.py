@@ -42,6 +42,17 @@ class Loads:
         """Whether x is contiguous along ``d``."""
         return d.reads[self._lead] == 1
 
+    def _is_likely_near(self, d: Dim) -> bool:
+        """Whether ``d`` is the last dimension, and x is known to be contiguous along none, as a slice with a step."""
+        stride = d.reads[self._lead]
+        last = isinstance(stride, Along) and stride.axis == len(self.x.shape) - 1
+        return last and self.x.layout.unit_axis is None
+
+    def _are_apart(self) -> bool:
+        """Whether threads load lines element by element, as these are not contiguous."""
+        alone = self.tree is None and self.across is None
+        return alone and bool(self.reduced) and not self._is_unit(self.reduced[-1])
+
     def _aligned(self) -> int:
         """A power of two that divides, in bytes, all addresses at which something contiguous begins, lines or what lies
         across them, in all operands; at most 16."""

@@ -12,7 +12,7 @@ from triplan.backends.runtime.launch import Arg, Float, Int, Ptr, Scalar, power_
 from triplan.backends.triton.common import expressions
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US, MAX_THREAD_REGISTERS, SMS
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, divisor, ranked
-from triplan.backends.triton.common.strides import Along, in_memory, known_strides, row_tile, stride_arg
+from triplan.backends.triton.common.strides import in_memory, known_strides, row_tile, stride_arg
 from triplan.backends.triton.common.tiles import Tile, registers_for
 from triplan.backends.triton.reductions import shared_kernels as do
 from triplan.backends.triton.reductions.dims import Dim, in_order, line_distance, merged
@@ -62,6 +62,7 @@ from triplan.backends.triton.reductions.limits import (
     POWER_REGISTERS,
     RESIDENT,
     SCATTERED,
+    SCATTERED_REGISTERS,
     SECTOR_LANES,
     STEP,
     THREAD_BYTES,
@@ -150,12 +151,6 @@ class Plan(Loads):
         self.tile = self._tile()
         self.chunk, self.chunks = self._chunks()
         self.single = self.n <= self.tile.block and self.turns == 1 and not (self.once or self.rowed)
-
-    def _is_likely_near(self, d: Dim) -> bool:
-        """Whether ``d`` is the last dimension, and x is known to be contiguous along none, as a slice with a step."""
-        stride = d.reads[self._lead]
-        last = isinstance(stride, Along) and stride.axis == len(self.x.shape) - 1
-        return last and self.x.layout.unit_axis is None
 
     def _are_own(self) -> bool:
         """Whether each thread reads lines of its own (see OWN_LINES): not where one vector holds a line."""
@@ -247,6 +242,7 @@ class Plan(Loads):
             least, row = 32 * WARPS * 16 // item, self.reduced[-1].size
             return Tile(1, max(least, min(size, ceil_power(row + 1) // 4)), WARPS)
         if self.across is None:
+            size = max(size, 32 * WARPS * FEWEST_HELD) if self._are_apart() else size
             block = min(ceil_power(n), size)
             return Tile(min(size // block, self._most_lines()), block, WARPS)
         narrow = self._narrow()
@@ -391,6 +387,8 @@ class Plan(Loads):
         few = self.groups() * self.chunks <= (2 * SCATTERED if scattered else RESIDENT)
         if spilled or (narrow and (extremum or few)):
             return MAX_THREAD_REGISTERS
+        if scattered and self._are_apart() and self.compute.itemsize <= 4:  # as many as addresses take
+            return SCATTERED_REGISTERS
         pairs = self.kind.accumulates in PAIRS and self.compute.itemsize > 4
         beside = narrow and self.across is not None and self.tree is None and not pairs
         most = POWER_REGISTERS if self.kind is OTHER_NORM else NARROW_REGISTERS
