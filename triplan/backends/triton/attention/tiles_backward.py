@@ -33,7 +33,7 @@ PACES = {
     "scalar": Pace(2.4, 0.7, 14.0, together=1.65),
 }
 #: (tile of dq, tile of dk and dv), chosen as the forward op's, but for parts of heads wider than 32: there steps wait
-#: so long that instructions cost less than more steps. On Hopper these spill all the same: up to 240 bytes of heads of
+#: so long that instructions cost less than more steps. On Hopper these spill all the same: up to 280 bytes of heads of
 #: up to 128, 640 with some masks or where elements are loaded one by one, and 5 KB of wider heads. They were the
 #: fastest on an H200, of four to six pairs each, by a run that is not published.
 TILES = Choice(

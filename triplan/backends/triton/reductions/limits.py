@@ -90,10 +90,11 @@ LONE, LONE_LINE, LONE_WARPS = 8, 4096, 8
 FAR_APART = 2**27
 #: Programs that divide a few lines whose elements are not contiguous. Untuned.
 SCATTERED = 264
-#: Registers of a thread of more such programs, with accumulators of 32 bits. Each element has an address of 64 bits: of
-#: the fewer registers that ptxas would take, few loads wait together. With these, all loads of a block are issued
-#: before it is accumulated, and seven programs are resident. By the machine code alone.
-SCATTERED_REGISTERS = 80
+#: Registers of a thread of more such programs, with accumulators of 32 bits, where a line has so many blocks. Each
+#: element has an address of 64 bits: of the fewer registers that ptxas would take, few loads wait together. With these,
+#: all loads of a block are issued before it is accumulated. The fastest of none, 96 and 255 for lines of 20,480 elements
+#: on an H200; with lines of 1,500 (two blocks) none was.
+SCATTERED_REGISTERS, LONG_BLOCKS = 96, 4
 #: Programs that keep an H200 busy; with fewer, lines that are reduced side by side are divided into chunks. Untuned.
 BUSY = 1024
 #: As many where lines of bytes lie side by side, whose loads are narrow; and elements of their chunks at least if twice

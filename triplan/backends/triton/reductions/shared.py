@@ -39,6 +39,7 @@ from triplan.backends.triton.reductions.limits import (
     LONE_BLOCKS,
     LONE_LINE,
     LONE_WARPS,
+    LONG_BLOCKS,
     LONGER,
     MANY,
     MERGED_BYTES,
@@ -385,10 +386,13 @@ class Plan(Loads):
         extremum = self.kind.accumulates in EXTREMA and self.tile.warps >= WARPS
         scattered = not (self.unit or self.own or self.rowed) and self.across is None and self.tile.rows == 1
         few = self.groups() * self.chunks <= (2 * SCATTERED if scattered else RESIDENT)
-        if spilled or (narrow and (extremum or few)):
+        if spilled or (narrow and few):
             return MAX_THREAD_REGISTERS
-        if scattered and self._are_apart() and self.compute.itemsize <= 4:  # as many as addresses take
+        is_long = self.n >= LONG_BLOCKS * self.tile.block
+        if scattered and is_long and self._are_apart() and self.compute.itemsize <= 4:  # as many as addresses take
             return SCATTERED_REGISTERS
+        if narrow and extremum:
+            return MAX_THREAD_REGISTERS
         pairs = self.kind.accumulates in PAIRS and self.compute.itemsize > 4
         beside = narrow and self.across is not None and self.tree is None and not pairs
         most = POWER_REGISTERS if self.kind is OTHER_NORM else NARROW_REGISTERS
