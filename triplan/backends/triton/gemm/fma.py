@@ -95,7 +95,7 @@ TALL_ROWS_WAVES = 2
 COPIED_SHARE = 0.02
 #: The same of a factor whose rows begin anywhere: its copy is loaded in vectors, which saves as much (``SINGLE``), and
 #: lets the widest tile be taken. From a product of 186,832 rows on an H200, of which the copy takes a share
-#: between .06 and this: with it, it took .88 of the time.
+#: between .06 and this: with it, it took .88 of the time, by a run that is not published.
 COPIED_SINGLE_SHARE = 0.08
 #: Of splits whose estimates are within this factor of the lowest, that of the fewest pieces is taken. Untuned.
 NEAR = 1.005

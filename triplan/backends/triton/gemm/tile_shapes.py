@@ -92,7 +92,7 @@ TILES_TF32X3 = {
     ArchSku.CPU: _TF32[1:],
 }
 #: Further tiles of few columns of C on Hopper, whose steps load less of B, so that more of them are in flight.
-#: The second is the fastest of three for 45,934 x 9 x 43 on an H200.
+#: The second is the fastest of three for 45,934 x 9 x 43 on an H200, by a run that is not published.
 NARROW_TF32X3 = (Tile(32, 32, 32, 4, 4), Tile(32, 16, 64, 4, 3))
 #: For i8.
 TILES_I8 = (Tile(128, 128, 64, 8, 3), Tile(64, 64, 64, 4, 4), Tile(16, 64, 128, 4, 4))

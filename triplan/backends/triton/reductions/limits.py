@@ -93,7 +93,7 @@ SCATTERED = 264
 #: Registers of a thread of more such programs, with accumulators of 32 bits, where a line has so many blocks. Each
 #: element has an address of 64 bits: of the fewer registers that ptxas would take, few loads wait together. With these,
 #: all loads of a block are issued before it is accumulated. The fastest of none, 96 and 255 for lines of 20,480
-#: elements on an H200; with lines of 1,500 (two blocks) none was.
+#: elements on an H200, by a run that is not published; with lines of 1,500 (two blocks) none was.
 SCATTERED_REGISTERS, LONG_BLOCKS = 96, 4
 #: Programs that keep an H200 busy; with fewer, lines that are reduced side by side are divided into chunks. Untuned.
 BUSY = 1024
