@@ -79,6 +79,25 @@ def test_sums_that_lie_across_the_table_are_not_sorted() -> None:
     assert chosen(desc.replace(layouts={"out": across}), PREFERENCES["any"])[0] == "atomic_elements"
 
 
+@pytest.mark.parametrize(
+    ("rows", "slots", "columns", "element"),
+    [(511, 10, 10369, "i32"), (6349, 314, 7168, "f16"), (2161, 46, 32000, "f16")],
+)
+def test_many_contributions_to_few_slots_are_not_sorted(rows: int, slots: int, columns: int, element: str) -> None:
+    """Programs of a sorted sum wait for one after another: atomics were faster."""
+    desc = tp.EmbeddingBackwardDescriptor(
+        index_shape=(rows,), num_embeddings=slots, embedding_dim=columns, element=element, accumulate=False
+    )
+    assert chosen(desc, PREFERENCES["any"])[0] in ("atomic_rows", "atomic_elements")
+
+
+def test_ends_of_short_runs_wait_for_each_other() -> None:
+    """Every third f16 has no neighbour to be added with: programs that own elements were faster than atomics."""
+    desc = tp.ScatterAddDescriptor(src_shape=(7, 17551), scatter_dim=0, out_dim_size=3, element="f16")
+    layouts = {name: tp.Layout.of((n, 17551), (1, n), 512, size) for name, n, size in (("index", 7, 8), ("out", 3, 2))}
+    assert chosen(desc.replace(layouts=layouts), PREFERENCES["any"])[0] == "ordered_sum"
+
+
 def test_stores_to_few_sectors_take_turns() -> None:
     """46,854 stores to 6 KB: to find the last positions and store these alone took less time."""
     desc = tp.ScatterDescriptor(src_shape=(2466, 19), scatter_dim=0, out_dim_size=155, element="bf16")

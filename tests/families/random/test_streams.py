@@ -199,6 +199,24 @@ def test_threads_of_several_counters_have_the_packed_bits(
 
 
 @pytest.mark.parametrize("where", WHERE[1:])
+@pytest.mark.parametrize(("op", "element"), [("normal", "f32"), ("bernoulli_p", "u8"), ("uniform", "bf16")])
+def test_narrow_results_that_no_cache_holds_have_the_packed_bits(
+    op: str, element: str, where: str, constant: SetConstant
+) -> None:
+    """They are turned by threads that exchange elements."""
+    constant(rows, "L2_SHARE", 0)
+    for shape, first in (((3, 2, 264), 0), ((3, 2, 265), 3), ((2, 3, 257), 2)):
+        desc = tp.RandomDescriptor(op=op, element=element, out_shape=shape)
+        out = torch.empty(shape, dtype=desc.element.torch, device=target(where).device_type)
+        out = torch.empty_like(out.mT, memory_format=torch.contiguous_format).mT
+        args = tp.RandomArgs(**OPS[op], seed=3, offset=4, first=first, out=out)
+        plan = tp.plan(tp.RandomDescriptor.from_args(args, op=op), target=target(where))
+        plan.run(args)
+        assert plan.launches[0].constexprs["TURNED"]
+        assert torch.equal(out.cpu(), drawn(op, shape, first, where, seed=3, offset=4, element=element))
+
+
+@pytest.mark.parametrize("where", WHERE[1:])
 @pytest.mark.parametrize(("op", "element"), [("normal", "f32"), ("exponential", "f16"), ("bernoulli_p", "u8")])
 def test_blocks_of_one_program_have_the_bits_of_others(
     op: str, element: str, where: str, constant: SetConstant

@@ -32,6 +32,8 @@ SECTOR_US = 35e-6
 #: compare-and-swap, but of one lane of a warp. From nine sums of bf16 and f16 with 2 to 58 of them in ``bench anywhere
 #: indexing``, seeds 1, 2, 3, 12, 14 and 51, on an H200.
 LONE_US, END_US = 0.5, 0.1
+#: Lanes of a warp.
+WARP_THREADS = 32
 
 
 def applies(desc: IndexingDescriptor, target: Target) -> Support:
@@ -73,11 +75,17 @@ def added_us(g: Geometry, itemsize: int) -> float:
 
 
 def swaps_us(g: Geometry, point: Point) -> float:
-    """Microseconds of lone 16-bit additions by ``point``: each that meets others waits for them."""
+    """Microseconds of lone 16-bit additions by ``point``: each that meets others waits for them.
+
+    Where runs are shorter than a warp, several of its lanes may be at ends of runs, and it waits for the last of them.
+    """
     if g.table.element.itemsize == 2 and point is ADD_SINGLE:
         return SWAP_US * alike(g)
-    ends = point is ADD_PAIRS and not pairs_inside(g)
-    return LONE_US + END_US * meeting(g) if ends else 0.0
+    if point is not ADD_PAIRS or pairs_inside(g):
+        return 0.0
+    unit = g.table.layout.unit_axis
+    is_short = unit is not None and g.table.shape[unit] < WARP_THREADS
+    return LONE_US + (SWAP_US if is_short else END_US) * meeting(g)
 
 
 def scattered_us(g: Geometry, itemsize: int) -> float:

@@ -119,6 +119,12 @@ def _items_tile(desc: IndexingDescriptor, s: Sorted) -> Tile:
     return replace(found, rows=found.rows // 2) if found.rows > 1 else replace(found, cols=found.cols // 2)
 
 
+def is_wide(desc: IndexingDescriptor, s: Sorted) -> bool:
+    """Whether ``wide_kernel`` sums, of which a program has LOOP slots one after another; else all at a time."""
+    flat = s.g.dense.layout.packed and s.g.table.layout.packed
+    return flat and s.by_slot and _items_tile(desc, s).rows == 1
+
+
 def _windows(s: Sorted) -> int:
     return -(-s.count // sorting.CHUNK)
 
@@ -203,7 +209,7 @@ def sum_launches(desc: IndexingDescriptor, stored: bool = False) -> list[Launch]
     if s.count > sorting.CHUNK * sorting.CHUNK:
         launches.append(_groups_launch(s, args))
     t = _items_tile(desc, s)
-    if s.by_slot and t.rows == 1 and constexprs["FLAT"]:
+    if is_wide(desc, s):
         return [*launches, _wide_launch(s, b, t, args, constexprs)]
     return [*launches, _segments_launch(s, b, t, args, constexprs)]
 

@@ -19,8 +19,8 @@ from triplan.sku import Support, Target
 BLOCKS, PROGRAMS = 8, 4096
 #: Registers of a thread that reads and has several blocks. Chosen in the same runs.
 LOOPED_REGISTERS = 64
-#: Time relative to packed results where each element's place is computed; set by hand, so that ``rows`` is not chosen:
-#: it took longer in five such problems on an H200, as long in two, by a run that is not published.
+#: Time relative to packed results where each element's place is computed; set by hand, so that ``rows`` is chosen only
+#: with tiles of one row: it took longer in five other problems on an H200, as long in two, by an unpublished run.
 SCATTERED = 1.05
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from triplan.backends.runtime.launch import Int, Launch, power_of_two_in
-from triplan.backends.triton.common.card import L2_BYTES, MAX_THREAD_REGISTERS, SECTOR
+from triplan.backends.triton.common.card import L2_SHARE, MAX_THREAD_REGISTERS, SECTOR
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, divisor, extents
 from triplan.backends.triton.common.strides import row_tile
 from triplan.backends.triton.random import rows_kernels as kernels
@@ -26,6 +26,10 @@ WARPS = 4
 REGISTERS = 96
 #: Time relative to packed results. Untuned.
 SLOWDOWN = 1.2
+#: The same of tiles of one row, of which a program computes one place: set by hand below that of ``groups`` where it
+#: computes each element's place. In ``bench anywhere random``, seeds 14 and 15, on an H200, ``rows`` took 0.79 to 1.02
+#: times as long in the four such problems.
+ONE_ROW = 1.02
 #: Rows, at least and at most, of a tile that is contiguous along them: a sector of 16-bit elements, and four. Untuned.
 TURNED_ROWS = (16, 64)
 #: Bytes of a tile's rows at least, if rows have as many: narrower tiles write parts of sectors. Untuned.
@@ -81,9 +85,9 @@ def geometry(desc: RandomDescriptor) -> Geometry:
     points, widest = math.prod(d.size for d in outer), columns.size + shared - 1
     is_short = columns.size * max(o.element.itemsize for o in tensors(desc)) <= SHORT_ROW
     # Threads that neighbour each other along a few elements would write small parts of sectors, which become whole ones
-    # in the L2 cache only if that holds the result.
+    # in the L2 cache only if that holds the result beside what earlier kernels wrote.
     out = desc.operand("out")
-    few = SECTOR // 2 // out.element.itemsize if out.nbytes > L2_BYTES else 0
+    few = SECTOR // 2 // out.element.itemsize if out.nbytes > L2_SHARE else 0
     is_flat = across is not None and across.size < few and columns.size // 8 >= SECTOR
     if (
         across is not None
@@ -139,7 +143,7 @@ def rank(desc: RandomDescriptor, target: Target) -> float:
     if g.across is None:
         reached = g.columns.size + (0 if is_aligned(g.outer, g.shared) else g.shared - 1)
         drawn = math.prod(d.size for d in g.outer) * -(-reached // g.width) * g.width
-    return SLOWDOWN * cost(desc, drawn)
+    return (ONE_ROW if g.across is None and g.height == 1 else SLOWDOWN) * cost(desc, drawn)
 
 
 @entry("rows", applies, rank)
