@@ -11,7 +11,7 @@ from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows_entries import WholeRows
 from triplan.backends.triton.common.tiles import Tile, registers_for, waves_us
 from triplan.backends.triton.norms import rows_kernels as kernels
-from triplan.backends.triton.norms.shared import FEW_GROUPS, OPS, NormEntry
+from triplan.backends.triton.norms.shared import CENTRED, FEW_GROUPS, OPS, NormEntry
 from triplan.descriptors.norms import NormDescriptor
 from triplan.sku import ElementKind, Target
 
@@ -30,11 +30,15 @@ REDUCE_US, SINGLE_REDUCE_US = 0.0011, (1.0, 2.0)
 ELEMENT_US, BACKWARD_ELEMENT_US, FEW_EACH = (0.02, 0.05), 0.1, 8
 #: Microseconds, for each of its warps, in which a forward program exchanges a tile where rows are crossed.
 CROSSED_WARP_US = 0.08
+#: How many times as long backward tiles of several rows take that are exchanged between threads, as rows are adjacent
+#: in some operands alone, if programs have more than one. (From drawn problems on an H200.)
+CROSSED = 1.6
 #: ``ELEMENT_US`` forward in tiles of more than 8 rows of odd lengths, of which each element is loaded by itself.
 ODD_ELEMENT_US = 0.045
-#: How much longer than estimated rows take backward of which a fifth of the lanes or more has no element, where there
-#: are enough to be bound by memory. (From drawn problems on an H200.)
-IDLE = 1.15
+#: How much longer than estimated rows take of which a fifth of the lanes or more has no element, where there are enough
+#: to be bound by memory: forward of centred ones in IDLE_WARPS warps, of which a multiprocessor has two programs, that
+#: wait for two sums; and backward. (From drawn problems on an H200.)
+IDLE, IDLE_WARPS = (1.2, 1.15), 16
 #: Backward, where no vectors are loaded, so many threads share a row that each has EACH elements at most, or half as
 #: many while few share it: no lane is idle but in a row's last piece, and rows of few threads are summed within a warp.
 DIVIDED_FROM, EACH, FEW_LANES = 16, 16, (8, 16)
@@ -135,7 +139,9 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
             each *= max(ODD_ELEMENT_US if odd else 0.0, ELEMENT_US[self.centred])
             each *= len(self.moved) / 2 if r.crossed else 1.0
             crossed = CROSSED_WARP_US * tile.warps if r.crossed else 0.0
-            return super().us(target) + (each + crossed if tile.rows > 1 else 0.0)
+            us = super().us(target) + (each + crossed if tile.rows > 1 else 0.0)
+            waits = self.centred and tile.warps >= IDLE_WARPS and self.programs() > target.sm_count
+            return us * (IDLE[False] if waits and r.vectors and 5 * r.n <= 4 * tile.block else 1.0)
         us = waves_us(self.sums, self.each * tile.rows * sum(self.traffic()) * r.sectors(tile.rows), target)
         wide, held = self.element.itemsize // 4, self.pieces() * self.piece
         if self.divided():
@@ -147,9 +153,11 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         if not r.vectors:
             # Those of the busiest multiprocessor, of whose last tile rows that there are not cost nothing.
             elements = -(-self.sums // target.sm_count) * self.each * min(tile.rows, r.count) * held
-            us = max(us, elements * card.SMS / SINGLE_PER_US[wide + 1 if wide else tile.rows > FEW_ROWS])
+            exchanges = r.crossed and tile.rows > 1 and self.each > 1
+            slower = CROSSED * (CENTRED if self.centred else 1.0) if exchanges else 1.0
+            us = max(us, slower * elements * card.SMS / SINGLE_PER_US[wide + 1 if wide else tile.rows > FEW_ROWS])
         elif 5 * r.n <= 4 * tile.block:
-            us *= IDLE
+            us *= IDLE[True]
         reduced = SINGLE_REDUCE_US[tile.rows > 8] if tile.rows > 4 and tile.warps > 4 else 0.0
         if r.vectors:
             beside = min(32 * tile.warps * r.vector(tile) // tile.block, tile.warps, tile.rows)

@@ -36,9 +36,12 @@ REVERSED_STEP = 1.2
 #: Elements a microsecond of other crossed rows, by the bytes of an element: the larger it is, the fewer of a tile each
 #: of its warps has. From drawn problems on an H100 and an H200.
 CROSSED_PER_US = {2: 1.6e5, 4: 0.85e5, 8: 0.5e5}
-#: The same of rows that are adjacent in all operands, by the bytes of an element; and microseconds of a step of these.
-#: Untuned, from the number of instructions.
-ACROSS_PER_US, ACROSS_STEP_US = {2: 6e5, 4: 4e5, 8: 2e5}, 1.3
+#: The same of rows that are adjacent in all operands: of which a thread accesses several at once (untuned, from the
+#: number of instructions), or one (from drawn problems on an H200; of 8 bytes untuned).
+ACROSS_PER_US, ACROSS_SINGLY_PER_US = {2: 6e5, 4: 4e5, 8: 2e5}, {2: 5.3e5, 4: 2.2e5, 8: 1.1e5}
+#: Microseconds of a step of these, beside its accesses; bytes of a line of the L1 cache, and lines that it gives or
+#: takes in a microsecond, one a cycle. The first is from drawn problems on an H200.
+ACROSS_STEP_US, LINE, LINES_PER_US = 1.2, 128, 1750.0
 #: Time of crossed rows whose results have gaps in both directions, relative to others. From a run on an H200 that is
 #: not published.
 GAPS = 1.65
@@ -92,10 +95,21 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
         """Whether rows are adjacent in all operands: each thread then scans runs of them."""
         return self.rows.across and not self.backward
 
+    def lanes_held(self) -> int:
+        """Neighbouring rows of which a thread then accesses an element at once."""
+        return min(self.rows.vector_bytes(o) for o in self.rows.operands) // self.element.itemsize
+
     def run(self) -> int:
         """Elements of such a run."""
-        held = min(self.rows.vector_bytes(o) for o in self.rows.operands) // self.element.itemsize
-        return min(max(EACH_BYTES // self.compute.itemsize // held, 1), self.tile.block)
+        return min(max(EACH_BYTES // self.compute.itemsize // self.lanes_held(), 1), self.tile.block)
+
+    def lines_us(self) -> float:
+        """Microseconds of the L1 cache for a block's loads and stores. The fewer lanes there are, the more runs lie
+        side by side in a warp, and each run is in a line of its own, or shares it with few others."""
+        tile, held = self.tile, self.lanes_held()
+        runs = max(32 * held // tile.rows, 1)
+        lines = max(runs * min(self.run() * self.rows.lanes * self.element.itemsize / LINE, 1.0), 1.0)
+        return 2 * tile.rows * tile.block / (32 * held) * lines / LINES_PER_US
 
     def resident_programs(self) -> int:
         return ACROSS_RESIDENT * ACROSS_WARPS // self.tile.warps
@@ -117,8 +131,10 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
         if self.in_runs():
             waves = -(-self.programs() // (self.resident_programs() * sms))
             held = self.programs() * steps * self.tile.rows * self.tile.block
-            fast = held / ACROSS_PER_US[self.element.itemsize] - LAUNCH_US
-            return max(us, LOOP_US + ACROSS_STEP_US * waves * steps, fast)
+            per_us = ACROSS_PER_US if self.lanes_held() > 1 else ACROSS_SINGLY_PER_US
+            fast = held / per_us[self.element.itemsize] - LAUNCH_US
+            lines = self.lines_us() * steps * -(-self.programs() // sms)  # of the busiest multiprocessor
+            return max(us, LOOP_US + ACROSS_STEP_US * waves * steps + lines, fast)
         if self.is_ahead() and self.without_vectors():
             step = AHEAD_STEP_US * wide + self.step_us()
             us = max(us, self.step_us() + LOOP_US + step * (waves * steps - 1))

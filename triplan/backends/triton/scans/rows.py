@@ -20,6 +20,9 @@ FEW_WARPS = 4
 #: Time of tiles whose threads have no adjacent elements, relative to other tiles without vectors: in up to FEW_WARPS
 #: warps, forward and reversed, and in more. From drawn problems on an H200.
 SINGLY, SINGLY_WIDE = (0.9, 1.1), 1.15
+#: Elements a microsecond of rows that are adjacent in all operands: each thread has columns far apart, and exchanges
+#: each with other threads. Of 8 bytes, half as many. From drawn problems on an H200; 8 bytes untuned.
+ACROSS_PER_US = 5.4e5
 #: Rows of a tile where short ones lie side by side, its warps, and bytes of compute elements of such a row: there are
 #: two rows for each thread, where a tile of as many as sectors have leaves programs few bytes to move. From a run on an
 #: H200, forward.
@@ -42,9 +45,10 @@ class ScanRows(WholeRows, ScanEntry, ops=SCANS):
 
     def us(self, target: Target) -> float:
         """(Sectors that are written in part, where a result alone is contiguous across rows: see PARTLY.)"""
-        us = super().us(target)
+        us, held = super().us(target), self.programs() * self.tile.rows * self.tile.block
+        if self.rows.across and not self.backward:
+            return max(us, self.compute.itemsize // 4 * held / ACROSS_PER_US)
         if self.rows.unit:
-            held = self.programs() * self.tile.rows * self.tile.block
             apart = self.singly() and self.group() == 1
             slower = SINGLY_WIDE if self.tile.warps > FEW_WARPS else SINGLY[self.reversed()]
             slower = slower if apart else 1.0

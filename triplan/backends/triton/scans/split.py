@@ -33,10 +33,10 @@ FEWEST_BLOCKS = 4
 #: Passes that those of a product of floats weigh in throughput, as the first also scans; sums take 2. From drawn
 #: problems on an H100.
 PRODUCTS = 3
-#: Elements a microsecond where neighbouring rows are adjacent in all operands: each element that a program moves is in
-#: a sector of its own. From drawn problems on an H200.
+#: Sectors a microsecond where neighbouring rows are adjacent in all operands: each element that a program moves is in
+#: one of its own, but where a sector has all lanes of several. From drawn problems on an H200.
 ACROSS_PER_US = 3.5e4
-#: The same where they are adjacent in some operands, or several elements are in a sector. From the same problems.
+#: Elements a microsecond where they are adjacent in some operands. From the same problems.
 CROSSED_PER_US = 6e4
 #: Totals for each warp of a program up to which it combines them by itself: one a thread. And the microseconds that
 #: the last launch adds then: it follows the first, beside whose end it begins. (Where a launch between them scans the
@@ -120,8 +120,8 @@ class ScanSplit(ScanEntry, ops=SCANS):
             return max(us, fixed + passes * held / ALONG_PER_US - LAUNCH_US)
         if not (r.across or r.crossed):
             return us
-        apart = r.across and r.lanes * self.element.itemsize >= SECTOR
-        return max(us, count * r.n / (ACROSS_PER_US if apart else CROSSED_PER_US) - LAUNCH_US)
+        shared = max(SECTOR / max(r.lanes * self.element.itemsize, 1), 1.0)
+        return max(us, count * r.n / (ACROSS_PER_US * shared if r.across else CROSSED_PER_US) - LAUNCH_US)
 
     def main(self) -> list[Launch]:
         blocks, programs = self.blocks(), self.programs()

@@ -36,6 +36,10 @@ FEW_AMONG = 512
 #: Time of long rows that leave a quarter or more of the lanes empty, relative to the estimate, forward and backward: if
 #: there are more rows than multiprocessors. And the shortest tile of such rows. From drawn problems on an H200.
 IDLE, IDLE_FROM = (1.07, 1.15), 8192
+#: Microseconds of the reductions forward, for each further row that a thread has of a part: lanes exchange each row's
+#: maximum, and then its sum. (The estimate of the backward, which has one reduction, is long enough without.) From
+#: drawn problems on an H200.
+EXCHANGE_US = 0.13
 #: Of tiles whose rows are adjacent in some operands alone: elements that a program has in a microsecond, but for the
 #: first LATENT ones; and elements of a multiprocessor in one, forward and backward. (From drawn problems on an H200.)
 CROSSED_EACH, LATENT, CROSSED_PER_US = 2200.0, 1500, (3400.0, 2600.0)
@@ -103,7 +107,8 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
     def us(self, target: Target) -> float:
         us, tile = super().us(target), self.tile
         if self.divided():
-            us = max(us, self.parts_us())
+            rows = tile.rows * min(self.part, 32) / (32 * tile.warps)  # of a thread
+            us = max(us, self.parts_us()) + (0.0 if self.backward else EXCHANGE_US * max(rows - 1, 0.0))
         full = self.programs() > target.sm_count
         if full and self.rows.vectors and tile.block >= IDLE_FROM and 4 * self.rows.n <= 3 * tile.block:
             us *= IDLE[self.backward]
