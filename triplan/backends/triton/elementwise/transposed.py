@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from triplan.backends.runtime.launch import Int, Launch, power_of_two_in
-from triplan.backends.triton.common.card import BYTES_PER_US
 from triplan.backends.triton.common.offsets import ceil_power, extents
 from triplan.backends.triton.common.strides import Along
 from triplan.backends.triton.common.tiles import fits_grid
@@ -28,16 +27,14 @@ BROAD_TILE, BROAD_OPERANDS, LARGE, WIDER = (128, 512), 3, 1 << 26, 1.04
 LIGHT = {"operand", "number", "add", "sub", "mul", "neg", "abs", "maximum", "minimum"}
 #: Elements of a tile's side at most, where the other side is short. Untuned.
 LONGEST = 512
-#: Time relative to ``flat`` of x + x.t() of 16384 x 16384 bf16, and microseconds in which threads exchange elements
-#: (fitted, as ACCESS_BYTES).
-SLOWDOWN, EXCHANGE_US = 1.04, 0.3
+#: Microseconds in which threads exchange elements, elements of the result a microsecond, of which narrow ones take
+#: longer than their bytes, and the time of these relative to ``flat``. Fitted to drawn problems on an H200, as IDLE.
+EXCHANGE_US, ELEMENTS_PER_US, SLOWDOWN = 0.13, 1.4e6, 0.8
 #: Time of a masked-off lane, relative to one that moves elements: in warps that mostly have no others, and where the
 #: tile's side is short, so that it shares a warp with lanes that move elements. (From drawn problems on an H200.)
-IDLE, SHORT_IDLE = 0.15, 0.65
+IDLE, SHORT_IDLE = 0.25, 0.65
 #: Elements of a short side at most. Untuned.
 SHORT = 16
-#: What an access costs, as bytes that are moved besides: fitted to drawn problems on an H200.
-ACCESS_BYTES = 0.5
 
 
 def _is_broad(desc: ElementwiseDescriptor, turned: int | None) -> bool:
@@ -96,8 +93,7 @@ def rank(desc: ElementwiseDescriptor, target: Target) -> float:
     full = _programs(desc, turned) * rows * columns / desc.operands()[-1].numel
     short = 1.0 if turned is None else _short_side(geometry.dims(desc)[turned].size, geometry.dims(desc)[-1].size)
     slowdown = SLOWDOWN * (1 + IDLE * (full / short - 1) + SHORT_IDLE * (short - 1))
-    accesses_us = slowdown * _accesses(desc, turned) * ACCESS_BYTES / BYTES_PER_US
-    return EXCHANGE_US + geometry.bytes_us(desc, slowdown) + accesses_us
+    return EXCHANGE_US + geometry.bytes_us(desc, slowdown) + desc.operands()[-1].numel / ELEMENTS_PER_US
 
 
 def _short_side(*extents: int) -> float:
