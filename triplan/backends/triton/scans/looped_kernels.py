@@ -93,6 +93,12 @@ def _elements(at, strides, first, number, REVERSE: tl.constexpr):
 
 
 @jit
+def _load_elements(at, strides, first, number, inside, n, REVERSE: tl.constexpr):
+    """The elements at ``_elements`` of the rows that are ``inside``; 0 where there is none."""
+    return tl.load(_elements(at, strides, first, number, REVERSE), mask=inside & (number < n - first), other=0)
+
+
+@jit
 def scan_across_kernel(
     x,
     out,
@@ -133,19 +139,14 @@ def scan_across_kernel(
     number = tl.arange(0, RUN)[None, None, :]
     carried = tl.full((ROWS, 1, 1), PRODUCT, COMPUTE)
     if AHEAD:
-        following = tl.load(
-            _elements(at, x_strides, first, number, REVERSE), mask=inside & (number < n - first), other=0
-        )
+        following = _load_elements(at, x_strides, first, number, inside, n, REVERSE)
     for _ in range(tl.cdiv(n, RUNS * RUN)):
         live = inside & (number < n - first)
         if AHEAD:
             v = following
-            next = first + RUNS * RUN
-            following = tl.load(
-                _elements(at, x_strides, next, number, REVERSE), mask=inside & (number < n - next), other=0
-            )
+            following = _load_elements(at, x_strides, first + RUNS * RUN, number, inside, n, REVERSE)
         else:
-            v = tl.load(_elements(at, x_strides, first, number, REVERSE), mask=live, other=0)
+            v = _load_elements(at, x_strides, first, number, inside, n, REVERSE)
         y = scan(or_identity(v.to(COMPUTE), live, PRODUCT), PRODUCT, False, 2)
         total, before = scan_before(edge(y, RUN, False, 2), PRODUCT)
         y = combine(combine(carried, before, PRODUCT), y, PRODUCT)
