@@ -34,8 +34,8 @@ PACES = {
 }
 #: (tile of dq, tile of dk and dv), chosen as the forward op's, but for parts of heads wider than 32: there steps wait
 #: so long that instructions cost less than more steps. On Hopper these spill all the same: up to 280 bytes of heads of
-#: up to 128, 640 with some masks or where elements are loaded one by one, and 5 KB of wider heads. They were the
-#: fastest on an H200, of four to six pairs each, by a run that is not published.
+#: up to 128, 640 with some masks or where elements are loaded one by one, and 5 KB of wider heads. Of four
+#: to six tiles of dq, and of dk and dv, each was the fastest on an H200, or nearly, by a run that is not published.
 TILES = Choice(
     usual={
         ("half", 64): (Tile(128, 64, 8, 2), Tile(32, 128, 8, 1)),

@@ -369,13 +369,13 @@ def _half_exp(size):
 
 
 @jit
-def _fourth_of(x): return libdevice.fast_dividef(tl.full(x.shape, 0.25, tl.float32), x)
+def _quarter_over(x): return libdevice.fast_dividef(tl.full(x.shape, 0.25, tl.float32), x)
 
 
 @jit
 def short_cosh(x):
     e = _half_exp(tl.abs(x))
-    return e + _fourth_of(e)
+    return e + _quarter_over(e)
 
 
 @jit
@@ -384,7 +384,7 @@ def short_sinh(x):
     size, square = tl.abs(x), x * x
     e = _half_exp(size)
     near = x * polynomial(square, (0.0083333333, 0.16666667, 1.0))
-    return tl.where(size < 0.25, near, libdevice.copysign(e - _fourth_of(e), x))
+    return tl.where(size < 0.25, near, libdevice.copysign(e - _quarter_over(e), x))
 
 
 @jit

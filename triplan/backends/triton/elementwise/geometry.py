@@ -116,8 +116,8 @@ FEW = ((1 << 17, 2), (1 << 20, 4), (1 << 21, 8))
 def lanes(desc: ElementwiseDescriptor, loads: int = 1, few: Sequence[tuple[int, int]] = FEW) -> int:
     """Elements of each operand per thread: ``loads`` 16-byte vectors of the widest operand that is not broadcast.
 
-    At least two where what is written is narrower, as of comparisons; fewer where the problem has few elements:
-    ``few``, as FEW has them.
+    Two vectors at least where the result is narrower, as that of a comparison is. Fewer elements where the problem has
+    few: ``few``, as FEW has them.
     """
     numel, count = desc.operands()[-1].numel, len(tensors(desc))
     widest = max(o.element.itemsize for o in tensors(desc) if o.numel == numel)

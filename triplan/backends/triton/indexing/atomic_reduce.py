@@ -23,8 +23,8 @@ from triplan.sku import Target
 EXTREME = 0.55
 #: Microseconds of a swap behind the load that it follows.
 SWAPPED_US = 0.5
-#: Swaps per microsecond, where many programs try again. From five products of odd factors, of which 27 to 757 meet in
-#: an element, in ``bench anywhere indexing``, seeds 1, 2, 12, 13 and 14, on an H200.
+#: Swaps per microsecond, where many programs try again. From five products, of which 27 to 757 meet in an element, on
+#: an H200, by a run that is not published. (Older files of ``bench/results`` have even factors: products become 0.)
 SWAPS_PER_US = 4.5e4
 #: Programs of one warp that a multiprocessor holds.
 RESIDENT = 32

@@ -186,7 +186,8 @@ def randint(word, x, parameters, OUT):
     """low + the upper 64 bits of word * (high - low): no rejection loop; relative bias of (high - low) / 2**64."""
     low, high = as_i64(parameters[0]), as_i64(parameters[1])
     span = tl.sub(high, low, sanitize_overflow=False).to(tl.uint64, bitcast=True)
-    if span >> 32 == 0:  # two products of 32 bits instead of four
+    # Both ways give the upper 64 bits of word * span; of a span below 2**32 by two products of 32 bits, not four.
+    if span >> 32 == 0:
         short = span.to(tl.uint32)
         carried = tl.umulhi(word.to(tl.uint32), (word * 0).to(tl.uint32) + short).to(tl.uint64)
         above = ((word >> 32) * short.to(tl.uint64) + carried) >> 32

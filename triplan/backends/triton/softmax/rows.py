@@ -21,17 +21,18 @@ from triplan.sku import ElementKind, Target
 PARTS = 8
 #: Elements of a part at least, at most, and at most of f64; of a long tile an eighth. Each part is stored by itself, so
 #: that shorter ones write each sector in several pieces. And what longer parts may pad a row to, relative to the
-#: shortest: then idle lanes cost more. (Rows of 9 to 31 elements on an H200.)
+#: shortest: then idle lanes cost more. (Rows of 9 to 31 elements on an H200, by a run that is not
+#: published, as the next two.)
 LEAST_PART, MOST_PART, F64_PART, PADDED = 4, 16, 8, 1.25
 #: The shortest tile that is divided; and elements of a program that has several rows, and its warps: with fewer it took
 #: longer on an H100. (As many of rows where neighbours are adjacent in no operand. Untuned.) Of f64 a thread has one
-#: element of each part. (From a run on an H200.)
+#: element of each part.
 DIVIDED_FROM, SEVERAL, SEVERAL_WARPS = 16, 1024, 4
 #: Bytes of compute elements up to which a thread has whole rows, a vector of neighbours, where these lie side by side;
 #: and bytes that such a program loads at least, if it has few warps: smaller ones leave memory idle.
 MOST_BESIDE, SHORT_BYTES = 256, 4096
 #: Elements of a row and its neighbours up to which programs go on to the next ones: half of SEVERAL. Neighbours that
-#: fill more of a tile are faster by themselves. (From a run on an H200.)
+#: fill more of a tile are faster by themselves.
 FEW_AMONG = 512
 #: Time of long rows that leave a quarter or more of the lanes empty, relative to the estimate, forward and backward: if
 #: there are more rows than multiprocessors. And the shortest tile of such rows. From drawn problems on an H200.
