@@ -14,7 +14,7 @@ from samples import SetConstant
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
-from triplan.backends.triton.reductions import shared, waves
+from triplan.backends.triton.reductions import tiling, waves
 from triplan.backends.triton.reductions.limits import ODD_BUSY, SCATTERED_REGISTERS, WAVE_GROUP
 from triplan.backends.triton.reductions.shared import plan_of
 from triplan.testing import check_plan
@@ -319,7 +319,7 @@ GEOMETRIES: tuple[Any, ...] = (
 )
 def test_every_geometry(where: str, geometry: Any, constant: SetConstant) -> None:
     shape, axes, layouts = geometry
-    constant(shared, "FLAT_POINTS", 256)
+    constant(tiling, "FLAT_POINTS", 256)
     elements = {"mean": "bf16", "amin": "f32", "max": "bf16", "argmin": "i32", "std": "f32", "logsumexp": "f32"}
     elements |= {"all": "bool", "count_nonzero": "f16", "aminmax": "bf16", "std_mean": "f32"}
     for op, element in elements.items():
@@ -351,7 +351,7 @@ def test_variances_far_from_zero(where: str) -> None:
 )
 def test_many_chunks_are_merged_at_once(op: str, element: str, n: int, where: str, constant: SetConstant) -> None:
     for name in ("WARPS", "CHUNK_TILES"):
-        constant(shared, name, 1)
+        constant(tiling, name, 1)
     desc = tp.ReduceDescriptor(op=op, element=element, input_shape=(2, n), reduce_axes=(1,))
     plan = tp.plan(desc, target=target(where))
     assert plan.launches[1].constexprs["BLOCK"] > 256
@@ -375,7 +375,7 @@ def test_chunks_of_columns_are_not_far_apart_by_a_power_of_two() -> None:
 def test_long_columns_are_read_in_whole_waves(sms: int, chunks: int, where: str, constant: SetConstant) -> None:
     """Of few multiprocessors: the last group of blocks of a chunk is not whole."""
     for name, value in {"SMS": sms, "WAVE_BYTES": 1024, "WAVE_WARPS": 2, "OVERLAPPED_LAUNCH_US": 0}.items():
-        for module in (shared, waves):
+        for module in (tiling, waves):
             if hasattr(module, name):
                 constant(module, name, value)
     elements = {"sum": "i16", "mean": "bf16", "prod": "f32", "amin": "f32", "std": "bf16", "logsumexp": "f32"}
@@ -447,9 +447,9 @@ def test_columns_that_begin_between_vectors(
     op: str, element: str, shape: tuple[int, ...], where: str, constant: SetConstant
 ) -> None:
     """Whatever the address of x is. NaN and infinities stay in their column."""
-    constant(shared, "TURNED_LINE", 128)
-    constant(shared, "TURNED_SIDE", 64)
-    constant(shared, "TURNED_FROM", 0)
+    constant(tiling, "TURNED_LINE", 128)
+    constant(tiling, "TURNED_SIDE", 64)
+    constant(tiling, "TURNED_FROM", 0)
     desc = tp.ReduceDescriptor(op=op, element=element, input_shape=shape, reduce_axes=(len(shape) - 2,))
     assert plan_of(desc).turns > 1
     x = drawn(*shape).to(desc.element.torch)
@@ -494,7 +494,7 @@ def test_blocks_of_two_rows(op: str, element: str, shape: Any, axes: Any, layout
 @pytest.mark.parametrize(("op", "element"), [("sum", "bf16"), ("all", "f16"), ("amax", "bf16")])
 def test_few_odd_columns(op: str, element: str, where: str, constant: SetConstant) -> None:
     """They are not read in turns: one program has all elements of a chunk, and the last chunk is shorter."""
-    constant(shared, "TURNED_LINE", 128)
+    constant(tiling, "TURNED_LINE", 128)
     desc = tp.ReduceDescriptor(op=op, element=element, input_shape=(301, 1023), reduce_axes=(0,))
     found = plan_of(desc)
     assert (found.turns, found.groups()) == (1, 2)

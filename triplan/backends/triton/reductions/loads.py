@@ -14,7 +14,7 @@ from triplan.sku import ElementKind
 
 
 class Loads:
-    """What of a ``Plan`` depends on the addresses of its operands. For the attributes see there."""
+    """What of a ``Tiling`` depends on the addresses of its operands. For the attributes see there."""
 
     reads: tuple[Operand, ...]
     x: Operand
