@@ -188,7 +188,8 @@ def test_powers_of_16_bits(where: str, element: str) -> None:
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_fmod_is_exact_for_every_quotient(where: str) -> None:
+@pytest.mark.parametrize("op", ["fmod", "remainder", "floor_divide"])
+def test_remainders_are_exact_for_every_quotient(op: str, where: str) -> None:
     """Of f32: quotients near integers and near 2**20, from where on another way is taken; divisors of any exponent."""
     g = torch.Generator().manual_seed(0)
     device = target(where).device_type
@@ -202,10 +203,15 @@ def test_fmod_is_exact_for_every_quotient(where: str) -> None:
     x = torch.where(torch.rand(y.shape, generator=g) < 0.5, times.round(), times) * y
     x = torch.cat([x.nextafter(torch.tensor(torch.inf)), x, x.nextafter(torch.tensor(0.0))])
     y = torch.cat([y, -y, y])
-    desc = problem("fmod", "f32", x.shape)
+    desc = problem(op, "f32", x.shape)
     plan, out = tp.plan(desc, target=target(where)), torch.empty_like(x, device=device)
     plan.run(plan.args_type(x=x.to(device), y=y.to(device), out=out))
     wanted = torch.fmod(x.double(), y.double()).float()
+    if op == "remainder":
+        wanted = torch.where((wanted != 0) & ((wanted < 0) != (y < 0)), wanted + y, wanted)
+    elif op == "floor_divide":  # (f32 holds all smaller integers.)
+        small = (x / y).abs() < 1 << 22
+        wanted, out = torch.floor_divide(x.double(), y.double()).float()[small], out.cpu()[small]
     assert torch.equal(out.cpu().nan_to_num(7.0), wanted.nan_to_num(7.0))
     assert torch.equal(out.cpu().signbit()[~wanted.isnan()], wanted.signbit()[~wanted.isnan()])
 

@@ -111,52 +111,94 @@ def truncate_divide(x, y):
 
 
 @jit
+def _are_far(quotient, y):
+    """Whether some f32 quotients, as ``fast_dividef`` gives them, are too large for ``_rest``, or not finite as their
+    divisors are subnormal, or 0 as these are beyond 2**126.
+
+    Then all of the program computes ``_far_fmod``: both are exact, and results to choose from would hold registers.
+    """
+    return _some(~((tl.abs(quotient) <= 1048576.0) & (tl.abs(y) <= 8.507059173023462e37)))
+
+
+@jit
+def _rest(x, y, times):
+    """x - times * y, exactly, for ``times`` within 3/4 of x / y, which is at most 2**20: it is smaller than y and a
+    multiple of the last bits of x or y. So is its sum with y where that is nearer to 0, or y the larger one."""
+    # (Multiplied by -1, LLVM makes it an operand's sign; -times is a subtraction from 0.)
+    return tl.fma(times * -1.0, y, x)
+
+
+@jit
+def _far_fmod(x, y):
+    """In f64, where subnormal f32 are normal, and where libdevice subtracts bit by bit."""
+    return libdevice.fmod(x.to(tl.float64), y.to(tl.float64)).to(tl.float32)
+
+
+@jit
+def _is_other_side(rest, y): return (rest != 0) & ((y < 0) != (rest < 0))
+
+
+@jit
+def _floor_divide(x, y, rest):
+    quotient = div(x - rest, y)
+    quotient = tl.where(_is_other_side(rest, y), quotient - 1, quotient)
+    down = tl.floor(quotient)
+    down = tl.where(quotient - down > 0.5, down + 1, down)
+    # Zeros and infinities have the sign of x / y, without a second division.
+    found = tl.where(quotient != 0, down, libdevice.copysign(quotient * 0, x) * tl.where(y < 0, -1.0, 1.0))
+    return tl.where(y == 0, x * libdevice.copysign(y + float("inf"), y), found)
+
+
+@jit
 def floor_divide(x, y):
     """x / y rounded down; for floats from the remainder, as in torch, because x / y may round up to an integer."""
     if x.dtype.is_int():
         quotient = truncate_divide(x, y)
         found = quotient - ((y != 0) & (quotient * y != x) & ((x < 0) != (y < 0))).to(x.dtype)
+    elif x.dtype == tl.float64:
+        found = _floor_divide(x, y, fmod(x, y))
     else:
-        rest = fmod(x, y)
-        quotient = div(x - rest, y)
-        quotient = tl.where((rest != 0) & ((y < 0) != (rest < 0)), quotient - 1, quotient)
-        down = tl.floor(quotient)
-        down = tl.where(quotient - down > 0.5, down + 1, down)
-        # Zeros and infinities have the sign of x / y, without a second division.
-        found = tl.where(quotient != 0, down, libdevice.copysign(quotient * 0, x) * tl.where(y < 0, -1.0, 1.0))
-        found = tl.where(y == 0, x * libdevice.copysign(y + float("inf"), y), found)
+        quotient = libdevice.fast_dividef(x, y)
+        if _are_far(quotient, y):
+            found = _floor_divide(x, y, _far_fmod(x, y))
+        else:
+            times = libdevice.rint(quotient)
+            times = tl.where(_is_other_side(_rest(x, y, times), y), times - 1, times)
+            found = tl.where(times != 0, times, quotient * 0)  # which has the sign of x / y
     return found
 
 
 @jit
 def fmod(x, y):
-    """x - y * trunc(x / y), exactly.
-
-    f32: ``times`` is within 3/4 of abs(x / y), which is below 2**20. So abs(x) - times * abs(y) is smaller than abs(y)
-    and a multiple of the last bits of x or y: it is exact, and so is the sum with abs(y) where it is negative. A
-    program with larger quotients, or divisors near the ends of the range, computes in f64, where subnormal f32 are
-    normal, and where libdevice subtracts bit by bit.
-    """
+    """x - y * trunc(x / y), exactly."""
     if x.dtype.is_int():
         found = x - truncate_divide(x, y) * y
     elif x.dtype == tl.float64:
         found = libdevice.fmod(x, y)
     else:
         a, b = tl.abs(x), tl.abs(y)
-        times = libdevice.rint(libdevice.fast_dividef(a, b))
-        rest = tl.fma(-times, b, a)
-        found = libdevice.copysign(tl.where(rest < 0, rest + b, rest), x)
-        usual = (b >= 7.888609052210118e-31) & (b <= 1.2676506002282294e30) & (a <= b * 1048576.0)  # 2**-100, 2**100
-        if _some(~usual):
-            found = tl.where(usual, found, libdevice.fmod(x.to(tl.float64), y.to(tl.float64)).to(tl.float32))
+        quotient = libdevice.fast_dividef(a, b)
+        if _are_far(quotient, b):
+            found = _far_fmod(x, y)
+        else:
+            rest = _rest(a, b, libdevice.rint(quotient))
+            found = libdevice.copysign(tl.where(rest < 0, rest + b, rest), x)
     return found
 
 
 @jit
 def remainder(x, y):
-    """x - y * floor(x / y), which has the sign of y."""
-    rest = fmod(x, y)
-    return tl.where((rest != 0) & ((y < 0) != (rest < 0)), rest + y, rest)
+    """x - y * floor(x / y), which has the sign of y; 0 has that of x."""
+    if x.dtype != tl.float32:
+        rest = fmod(x, y)
+    else:
+        quotient = libdevice.fast_dividef(x, y)
+        if _are_far(quotient, y):
+            rest = _far_fmod(x, y)
+        else:
+            rest = _rest(x, y, libdevice.rint(quotient))
+            rest = tl.where(rest != 0, rest, x * 0)
+    return tl.where(_is_other_side(rest, y), rest + y, rest)
 
 
 @jit
