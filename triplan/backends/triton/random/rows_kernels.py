@@ -160,6 +160,10 @@ def rows_kernel(
         )  # fmt: skip
 
 
+#: Counters of an iteration: of two, moves between registers and instructions of the loop itself are half as many.
+UNROLL = tl.constexpr(2)
+
+
 @jit
 def _later(own, following, skipped, WIDE: tl.constexpr):
     """Of the elements of two counters, as tuples, as many as one has, from the one numbered ``skipped`` on."""
@@ -189,21 +193,25 @@ def _write_beside(
     seed, offset = state_of(state)
     own = elements_of(seed, offset, counter & ALL, parameters, NUMBER, PAIRED, WIDE)
     LOOPS: tl.constexpr = (x is None) and (SKIPS or not WIDE)
+    left = columns - column
     if LOOPS:
-        # No unrolled loop: the compiler would compute all numbers before it stores one, which takes so many registers
-        # that few programs are resident. (Of two elements a counter the loop would take longer.)
-        for group in tl.range(GROUPS):
+        # Not unrolled entirely: the compiler would compute all numbers before it stores one, which takes so many
+        # registers that few programs are resident. (Of two elements a counter the loop would take longer.)
+        for _ in tl.range(GROUPS, loop_unroll_factor=UNROLL):
             if SKIPS:
-                following = elements_of(seed, offset, (counter + (group + 1)) & ALL, parameters, NUMBER, PAIRED, WIDE)
+                counter += 1
+                following = elements_of(seed, offset, counter & ALL, parameters, NUMBER, PAIRED, WIDE)
                 found = _later(own, following, skipped, WIDE)
                 own = following
             else:
-                found = elements_of(seed, offset, (counter + group) & ALL, parameters, NUMBER, PAIRED, WIDE)
+                found = elements_of(seed, offset, counter & ALL, parameters, NUMBER, PAIRED, WIDE)
+                counter += 1
             for i in tl.static_range(SHARED):
                 value = found[i] if PAIRED else NUMBER(found[i], None, parameters, out.dtype.element_ty)
-                live = column + (0 if WHOLE else group * SHARED + i) < columns
-                tl.store(out_at, value.to(out.dtype.element_ty), mask=live)
+                tl.store(out_at, value.to(out.dtype.element_ty), mask=left > (0 if WHOLE else i))
                 out_at += out_step
+            if not WHOLE:
+                left -= SHARED
     else:
         given = ()  # all of x before the first store, behind which no load may be moved
         if x is not None:
