@@ -9,7 +9,7 @@ from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import bits, values
 from triplan.backends.triton.indexing import atomics, ordered_reduce, points_kernels as kernels
-from triplan.backends.triton.indexing.costs import SWAP_US, index_us, meeting
+from triplan.backends.triton.indexing.costs import SWAP_US, index_us, meeting, most_meeting
 from triplan.backends.triton.indexing.geometry import geometry
 from triplan.backends.triton.indexing.points import REPEATED_ELEMENTS, Point, repeated
 from triplan.backends.triton.indexing.registration import ADDED, entry
@@ -35,11 +35,12 @@ def rank(desc: IndexingDescriptor, target: Target) -> float:
     changed_us = atomics.scattered_us(g, desc.element.itemsize)
     if desc.op != "scatter_prod":
         return LAUNCH_US + index_us(g) + EXTREME * changed_us
-    # Of those that meet in an element one succeeds at a time: a try takes the latency of a swap, or all tries together
-    # the throughput. On average each element that is visited at a time tries half as often as there are others to meet.
+    # Of those that meet in an element one succeeds at a time: a try takes the latency of a swap, and the element in
+    # which most meet is done last; or all tries together take the throughput. On average each element that is visited
+    # at a time tries half as often as there are others to meet.
     resident = min(g.numel, target.sm_count * RESIDENT * REPEATED_ELEMENTS)
     tries_us = resident * meeting(g) / 2 / SWAPS_PER_US
-    return LAUNCH_US + index_us(g) + SWAPPED_US + max(SWAP_US * (meeting(g) - 1), changed_us + tries_us)
+    return LAUNCH_US + index_us(g) + SWAPPED_US + max(SWAP_US * (most_meeting(g) - 1), changed_us + tries_us)
 
 
 def numerics(desc: ScatterReduceDescriptor) -> str:

@@ -62,6 +62,13 @@ def meeting(g: Geometry) -> float:
     return max(alike(g), g.fold[1] / max(g.slots, 1))
 
 
+def most_meeting(g: Geometry) -> float:
+    """How many contributions are expected to meet in the element that most of them meet in: of ``g.table.numel`` counts
+    around a mean the largest, or what surely meets."""
+    mean = g.fold[1] / max(g.slots, 1)
+    return max(alike(g), mean + math.sqrt(2 * mean * math.log(max(g.table.numel, 1))))
+
+
 def turns_us(g: Geometry, itemsize: int) -> float:
     """Microseconds, at least, of atomic additions to a table of ``itemsize`` bytes per element, if the lanes of a warp
     surely meet in one element: the cache gets each addition by itself, and a small table lies in few parts of it."""

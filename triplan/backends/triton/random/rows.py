@@ -10,7 +10,7 @@ from functools import partial
 from triplan.backends.runtime.launch import Int, Launch, power_of_two_in
 from triplan.backends.triton.common.card import L2_SHARE, MAX_THREAD_REGISTERS, SECTOR
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, divisor, extents
-from triplan.backends.triton.common.strides import row_tile
+from triplan.backends.triton.common.strides import row_tile, stride_arg
 from triplan.backends.triton.random import rows_kernels as kernels
 from triplan.backends.triton.random.dims import Dim, beside, dims, stride_args, tensors
 from triplan.backends.triton.random.entries import STRIDED, arguments, block_of, constants, cost, entry, fits
@@ -38,9 +38,10 @@ ROW_BYTES = 64
 #: within one: it evaluates one more then. MORE_COUNTERS: of 4, 8 and 16 the fastest on an H200, by a run
 #: that is not published. Threads below which it has fewer: untuned.
 COUNTERS, MORE_COUNTERS, THREADS = 4, 16, 1 << 18
-#: The same of rows that begin within a counter, if no x is read: a loop goes over the counters. Chosen on an H200: two
-#: warps for each scheduler cost less than the counters that more threads would evaluate twice.
-LOOPED_COUNTERS, LOOPED_THREADS = 12, 1 << 15
+#: The same of rows that begin within a counter, if no x is read: a loop goes over the counters, and of each part of a
+#: row one is evaluated twice. Untuned: one in 32, and rows of up to 128 elements have one part. Threads: chosen on an
+#: H200, where two warps for each scheduler cost less than the counters that more threads would evaluate twice.
+LOOPED_COUNTERS, LOOPED_THREADS = 32, 1 << 15
 #: Bytes of a row of x up to which one thread reads it, if out is contiguous across rows: a line of the cache, which
 #: stays in L1 until its last element is read.
 SHORT_ROW = 128
@@ -171,6 +172,8 @@ def rows(desc: RandomDescriptor, target: Target) -> list[Launch]:
         which, parts = kernels.beside_kernel, -(-g.columns.size // g.width)
         most = MAX_THREAD_REGISTERS if desc.op in READING else None
         args |= {"rows": divisor(lines, wide), "parts": divisor(parts, wide), "threads": Int(g.threads, wide)}
+        # A step of 64 bits is added by two instructions; the one that also widens 32 bits takes longer than both.
+        args["out_strides"] = (*strides(1)[:2], stride_arg(desc.operand("out"), g.columns.strides[1]))
         whole = g.columns.size % g.width == 0
         made |= {"WHOLE": whole, "GROUPS": g.width // g.shared, "BLOCK": 32 * WARPS}
     else:

@@ -27,6 +27,24 @@ def _start(outer, row, sizes, strides, TURNED):
 
 
 @jit
+def _results(seed, offset, counter, parameters, NUMBER, PAIRED, WIDE, OUT):
+    """The results of the elements of ``counter`` [rows, counters], side by side: [rows, elements].
+
+    Numbers are computed of each word by itself: joined words would be exchanged between threads before the results are,
+    which are as wide or narrower.
+    """
+    found = elements_of(seed, offset, counter, parameters, NUMBER, PAIRED, WIDE)
+    results = ()
+    for i in tl.static_range(len(found)):
+        results = results + ((found[i] if PAIRED else NUMBER(found[i], None, parameters, OUT)).to(OUT),)
+    if WIDE:
+        joined = tl.join(results[0], results[1])
+    else:
+        joined = tl.join(tl.join(results[0], results[2]), tl.join(results[1], results[3]))
+    return joined.reshape(counter.shape[0], counter.shape[1] * len(found))
+
+
+@jit
 def _write(
     out, x, parameters, state, out_start, x_start, out_strides, x_strides, counter, column, live, NUMBER, PAIRED, WIDE,
     TURNED,
@@ -36,18 +54,16 @@ def _write(
     counter: [rows, columns / words of a counter], whose words stand side by side; out_start, x_start: [rows].
     """
     seed, offset = state_of(state)
-    a, b = pairs(seed, offset, counter, WIDE)
-    given = None
-    if x is not None:
+    OUT: tl.constexpr = out.dtype.element_ty
+    if x is None:
+        found = _results(seed, offset, counter, parameters, NUMBER, PAIRED, WIDE, OUT)
+    else:
+        a, b = pairs(seed, offset, counter, WIDE)
         at = x + (x_start[:, None] + _along(column, x_strides[2]))
         given = load_tile(at, live, None, x_strides[2] is None or (TURNED and x_strides[1] is None))
-    if PAIRED:
-        first, second = NUMBER(a, b, parameters)
-        found = tl.join(first, second).reshape(live.shape)
-    else:
-        found = NUMBER(tl.join(a, b).reshape(live.shape), given, parameters, out.dtype.element_ty)
+        found = NUMBER(tl.join(a, b).reshape(live.shape), given, parameters, OUT).to(OUT)
     to = out + (out_start[:, None] + _along(column, out_strides[2]))
-    store_tile(to, found.to(out.dtype.element_ty), live, out_strides[2] is None or (TURNED and out_strides[1] is None))
+    store_tile(to, found, live, out_strides[2] is None or (TURNED and out_strides[1] is None))
 
 
 @jit
@@ -61,14 +77,10 @@ def _write_shifted(
     positions of the tile, so that neighbouring rows are neighbours in memory. The last columns are not ``live``.
     """
     seed, offset = state_of(state)
-    a, b = pairs(seed, offset, counter, WIDE)
-    if PAIRED:
-        first, second = NUMBER(a, b, parameters)
-        found = tl.join(first, second).reshape(live.shape).to(out.dtype.element_ty)
-    elif x is None:
-        found = NUMBER(tl.join(a, b).reshape(live.shape), None, parameters, out.dtype.element_ty)
-        found = found.to(out.dtype.element_ty)
+    if x is None:
+        found = _results(seed, offset, counter, parameters, NUMBER, PAIRED, WIDE, out.dtype.element_ty)
     else:
+        a, b = pairs(seed, offset, counter, WIDE)
         found = tl.join(a, b).reshape(live.shape)
     own = tl.arange(0, live.shape[1])[None, :]
     found = tl.gather(found, tl.minimum(own + skipped[:, None], live.shape[1] - 1), 1)
@@ -160,6 +172,10 @@ def rows_kernel(
         )  # fmt: skip
 
 
+#: Counters of an iteration: of two, moves between registers and instructions of the loop itself are half as many.
+UNROLL = tl.constexpr(2)
+
+
 @jit
 def _later(own, following, skipped, WIDE: tl.constexpr):
     """Of the elements of two counters, as tuples, as many as one has, from the one numbered ``skipped`` on."""
@@ -189,21 +205,25 @@ def _write_beside(
     seed, offset = state_of(state)
     own = elements_of(seed, offset, counter & ALL, parameters, NUMBER, PAIRED, WIDE)
     LOOPS: tl.constexpr = (x is None) and (SKIPS or not WIDE)
+    left = columns - column
     if LOOPS:
-        # No unrolled loop: the compiler would compute all numbers before it stores one, which takes so many registers
-        # that few programs are resident. (Of two elements a counter the loop would take longer.)
-        for group in tl.range(GROUPS):
+        # Not unrolled entirely: the compiler would compute all numbers before it stores one, which takes so many
+        # registers that few programs are resident. (Of two elements a counter the loop would take longer.)
+        for _ in tl.range(GROUPS, loop_unroll_factor=UNROLL):
             if SKIPS:
-                following = elements_of(seed, offset, (counter + (group + 1)) & ALL, parameters, NUMBER, PAIRED, WIDE)
+                counter += 1
+                following = elements_of(seed, offset, counter & ALL, parameters, NUMBER, PAIRED, WIDE)
                 found = _later(own, following, skipped, WIDE)
                 own = following
             else:
-                found = elements_of(seed, offset, (counter + group) & ALL, parameters, NUMBER, PAIRED, WIDE)
+                found = elements_of(seed, offset, counter & ALL, parameters, NUMBER, PAIRED, WIDE)
+                counter += 1
             for i in tl.static_range(SHARED):
                 value = found[i] if PAIRED else NUMBER(found[i], None, parameters, out.dtype.element_ty)
-                live = column + (0 if WHOLE else group * SHARED + i) < columns
-                tl.store(out_at, value.to(out.dtype.element_ty), mask=live)
+                tl.store(out_at, value.to(out.dtype.element_ty), mask=left > (0 if WHOLE else i))
                 out_at += out_step
+            if not WHOLE:
+                left -= SHARED
     else:
         given = ()  # all of x before the first store, behind which no load may be moved
         if x is not None:
