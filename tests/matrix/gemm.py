@@ -69,6 +69,8 @@ def one_by_one(entry: str) -> Iterator[tp.Descriptor]:
     yield odd.replace(n=8, layouts={"b": LOOSE_COLUMN, "c": LOOSE_ROW})
     yield odd.replace(m=1, n=8, k=1000, layouts={"a": COLUMN})
     yield odd.replace(m=2048, n=72, k=1001, element="f32", out_element=None, math="tf32", saves_pre=True)
+    along = tp.GemmDescriptor(m=32, n=27341, k=513, element="f16", layouts={"b": LOOSE_COLUMN})
+    yield from (along, along.replace(m=64))
     yield tp.GemmDescriptor(m=2048, n=8, k=64, element="f64", epilogue="bias", layouts={"c": COLUMN})
     few = tp.GemmDescriptor(m=4263, n=19, k=170, element="f32", math="tf32x3", epilogue="bias", layouts={"c": COLUMN})
     yield from (few, few.replace(m=43, n=9, k=45934, epilogue="identity", layouts={"a": LOOSE_COLUMN}))

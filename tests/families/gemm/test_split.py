@@ -154,3 +154,11 @@ def test_every_split_on_the_gpu(element: str) -> None:
         for turn, split in enumerate(split_k.splits_of(desc, target)):
             ran += check(by(split, desc, target), turn)
     assert ran > 0
+
+
+@pytest.mark.parametrize("element", ["f16", "f32", "f64"])
+def test_tiles_do_not_depend_on_what_the_second_kernel_writes(element: str) -> None:
+    plain = tp.GemmDescriptor(m=124, n=4556, k=2434, element=element)
+    assert len(split_k.splits_of(plain, H200)) > 1
+    for change in ({"layouts": {"c": "strided"}}, {"epilogue": "bias_gelu"}, {"reads_c0": True}, {"saves_pre": True}):
+        assert split_k.splits_of(plain.replace(**change), H200) == split_k.splits_of(plain, H200)

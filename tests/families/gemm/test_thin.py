@@ -104,6 +104,22 @@ def test_blocks_share_elements_of_the_vector_and_have_no_row_too_many() -> None:
     assert gemv.cheapest_block(few, H200).depth == 1024
 
 
+@pytest.mark.parametrize("element", ["f16", "f32"])
+def test_vectors_of_a_batch_are_loaded_in_vectors(element: str) -> None:
+    """Their extent of 1 says nothing of where the next one begins."""
+    desc = tp.BatchedGemmDescriptor(batch=24, m=207, n=1, k=8192, element=element)
+    for ptx in (found.ptx for found in required(desc, "gemv", H200).compile()):
+        loads = [line for line in ptx.splitlines() if "ld.global" in line]
+        assert loads
+        assert all(".v4.b32" in line for line in loads)
+
+
+def test_a_block_shares_elements_of_a_long_vector() -> None:
+    """A block of one row would load as many elements of the vector as of the matrix."""
+    desc = tp.BatchedGemmDescriptor(batch=24, m=207, n=1, k=8192, element="f16")
+    assert gemv.cheapest_block(desc, H200).rows > 1
+
+
 def test_what_is_chosen() -> None:
     """Blocks are wide along the unit-stride axis, k is cut where rows are few, and no block is wasted on one row."""
     row = tp.GemmDescriptor(m=4, n=1, k=50000, element="f16")

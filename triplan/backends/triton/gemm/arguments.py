@@ -35,9 +35,10 @@ ACTIVATIONS = {
 #: Rows of tiles whose programs run together: with 128 rows a tile, 8 by 16 of them fill a card and share its L2 cache.
 GROUP_M = 8
 #: Registers of a thread with which a multiprocessor holds three programs of 4 warps; and the accumulators of a thread
-#: where these suffice for halves that are loaded one by one. (Tiles of 16 columns, which have fewer, spill; on sm80 so
-#: does a second matrix of C's extents.)
-THREE_PROGRAMS_REGISTERS, THREE_PROGRAMS_ACCUMULATORS = 168, range(16, 33)
+#: where these suffice for halves that are loaded one by one, and the longest step. (Tiles of 16 columns, which have
+#: fewer accumulators, spill; on sm80 so does a second matrix of C's extents. Of a longer step more elements wait in
+#: registers.)
+THREE_PROGRAMS_REGISTERS, THREE_PROGRAMS_ACCUMULATORS, THREE_PROGRAMS_STEP = 168, range(16, 33), 32
 
 
 def _vectors(itemsize: int) -> tuple[int, ...]:
@@ -160,7 +161,8 @@ def max_registers(desc: MatrixProductDescriptor, tile: Tile) -> int | None:
     where it is known to happen, and where shared memory has no room for another program anyhow.
     """
     alone = loads_single_halves(desc) and not (desc.reads_c0 or desc.saves_pre)
-    if alone and tile.warps == 4 and tile.accumulators in THREE_PROGRAMS_ACCUMULATORS:
+    three = tile.accumulators in THREE_PROGRAMS_ACCUMULATORS and tile.k <= THREE_PROGRAMS_STEP
+    if alone and tile.warps == 4 and three:
         # Steps wait in registers, so that other programs must hide what they wait for. Left alone, ptxas takes more for
         # addresses of C that it could find after the last step.
         return THREE_PROGRAMS_REGISTERS

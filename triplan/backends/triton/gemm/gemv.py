@@ -14,10 +14,16 @@ from typing import NamedTuple
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_two_in
 from triplan.backends.table import kernel
-from triplan.backends.triton.common.card import BYTES_PER_US, MAX_THREAD_REGISTERS, SECTOR
+from triplan.backends.triton.common.card import BYTES_PER_US, L2_BYTES_PER_US, MAX_THREAD_REGISTERS, SECTOR
 from triplan.backends.triton.common.offsets import TL, ceil_power
 from triplan.backends.triton.gemm import gemv_kernels as kernels, split_k
-from triplan.backends.triton.gemm.arguments import epilogue_arguments, extent, matrix_strides, pointer
+from triplan.backends.triton.gemm.arguments import (
+    THREE_PROGRAMS_REGISTERS,
+    epilogue_arguments,
+    extent,
+    matrix_strides,
+    pointer,
+)
 from triplan.backends.triton.gemm.entries import ELEMENTS, for_products
 from triplan.backends.triton.gemm.guarantees import guarantee
 from triplan.backends.triton.gemm.matrices import elements_per_load, is_elementwise, layout, unit_axis
@@ -37,9 +43,10 @@ DEPTHS = (32, 128, 512, 2048, 8192)
 WIDTHS = (32, 128, 512)
 #: By how much a block may be smaller, for small products: fewer elements are waited for.
 SMALLER = (1, 8)
-#: Programs that a multiprocessor holds at a time, by their registers; and where each element has an address of its own,
-#: by how many of a thread share an element of the vector. Words of two elements have fewer addresses.
-RESIDENT, RESIDENT_SINGLE, RESIDENT_WORDS = 3, {1: 2, 2: 4, 4: 4, 8: 4}, 4
+#: Programs that a multiprocessor holds at a time, by their registers: by bytes of an element; and where each one has
+#: an address of its own, by how many of a thread share an element of the vector. Words of two elements have fewer
+#: addresses.
+RESIDENT, RESIDENT_SINGLE, RESIDENT_WORDS = {2: 3, 4: 4, 8: 4}, {1: 2, 2: 4, 4: 4, 8: 4}, 4
 #: Microseconds of a kernel besides its steps. From products of one step in ``bench/results/anywhere-gemm-*``.
 FIXED_US = 0.6
 #: Microseconds of a step whose operands come from memory, and of 1000 elements of a block in one multiprocessor.
@@ -115,23 +122,33 @@ def _shared(desc: MatrixProductDescriptor, block: Block, along_k: bool) -> int:
     return block.rows // THREADS or SHARED_BY_FEW_ROWS
 
 
+def _resident(desc: MatrixProductDescriptor, block: Block) -> int:
+    """Programs that a multiprocessor holds at a time."""
+    matrix, along_k = matrix_of(desc)
+    fits = RESIDENT[matrix.element.itemsize]
+    if not is_elementwise(matrix):
+        return fits
+    return RESIDENT_WORDS if elements_per_load(matrix) > 1 else RESIDENT_SINGLE.get(_shared(desc, block, along_k), fits)
+
+
 def block_us(desc: MatrixProductDescriptor, block: Block, target: Target) -> float:
     """Estimated microseconds."""
-    sms, programs = target.sm_count, _programs(desc, block)
+    sms, programs, resident = target.sm_count, _programs(desc, block), _resident(desc, block)
     steps = -(-block.piece(desc.k) // block.depth)
     matrix, along_k = matrix_of(desc)
     # Blocks begin and end within sectors, which another block may have brought into the L2 cache.
     wide = (block.depth if along_k else block.rows) * matrix.element.itemsize
     read = matrix.numel * matrix.element.itemsize * (1 + SECTOR / (2 * wide))
-    resident, each = RESIDENT, ELEMENTS_US
+    # Each block of rows reads the vector, which the L2 cache holds.
+    vectors = math.prod(desc.lead) * -(-rows_of(desc) // block.rows) * desc.k * matrix.element.itemsize
+    each = ELEMENTS_US
     if is_elementwise(matrix):
-        shared, loaded = _shared(desc, block, along_k), max(elements_per_load(matrix), 1)
-        resident = RESIDENT_WORDS if loaded > 1 else RESIDENT_SINGLE.get(shared, RESIDENT)
-        each = (SINGLE_US + VECTOR_US / shared) / loaded
+        each = (SINGLE_US + VECTOR_US / _shared(desc, block, along_k)) / max(elements_per_load(matrix), 1)
     waiting = -(-programs // (sms * resident)) * steps * STEP_US
     computed = -(-programs // sms) * steps * block.rows * block.depth * each / 1000
+    limits = read / BYTES_PER_US, vectors / L2_BYTES_PER_US, waiting, computed
     summing = SUMMING_US + split_k.sum_us(desc, block.pieces, target) if block.pieces > 1 else 0.0
-    return FIXED_US + combined(read / BYTES_PER_US, waiting, computed, power=LIMITS_POWER) + summing
+    return FIXED_US + combined(*limits, power=LIMITS_POWER) + summing
 
 
 @fact
@@ -177,6 +194,8 @@ def _factors(desc: MatrixProductDescriptor) -> tuple[dict[str, Arg], dict[str, i
     if y.layout.packed:  # a packed vector is contiguous, whichever extent is 1
         found.pop("yk", None)
         known["yk"] = 1
+        if desc.lead:  # vectors follow each other without gaps, whatever divides their extent of 1
+            found["y_batch"] = replace(extent(desc.k, y.element.itemsize), wide=True)
     return {n: a for n, a in found.items() if n}, {n: s for n, s in known.items() if n}
 
 
@@ -186,6 +205,8 @@ def launches(desc: MatrixProductDescriptor, block: Block) -> list[Launch]:
         return []
     itemsize, pieces = desc.element.itemsize, block.count(desc.k)
     args, known = _factors(desc)
+    # ptxas would take a few registers more of some blocks, and a multiprocessor then hold two programs, not three.
+    registers = MAX_THREAD_REGISTERS if is_elementwise(matrix_of(desc)[0]) else THREE_PROGRAMS_REGISTERS
     # A counter passes k by up to a block's depth.
     args["k"] = replace(extent(desc.k, itemsize), wide=desc.k > 2**31 - max(DEPTHS))
     constants: Mapping[str, object] = {**known, "ROWS": block.rows, "DEPTH": block.depth, "ACC": TL[desc.sums]}
@@ -204,7 +225,7 @@ def launches(desc: MatrixProductDescriptor, block: Block) -> list[Launch]:
                 },
                 {**constants, **epilogue_constants, "ONE_ROW": _is_one_row(desc)},
                 overlaps=True,
-                max_registers=MAX_THREAD_REGISTERS,
+                max_registers=registers,
             )
         ]
     depth = block.piece(desc.k)
@@ -221,7 +242,7 @@ def launches(desc: MatrixProductDescriptor, block: Block) -> list[Launch]:
             },
             constants,
             overlaps=True,
-            max_registers=MAX_THREAD_REGISTERS,
+            max_registers=registers,
         ),
         split_k.sum_launch(desc, pieces, desc.n),
     ]
@@ -231,7 +252,7 @@ def launches(desc: MatrixProductDescriptor, block: Block) -> list[Launch]:
     partial(
         kernel,
         name="gemv",
-        version=3,
+        version=4,
         elements=ELEMENTS,
         supports=supports,
         rank=rank,

@@ -16,6 +16,7 @@ from triplan.backends.triton.gemm.arguments import epilogue_arguments, extent, m
 from triplan.backends.triton.gemm.entries import ELEMENTS, for_products
 from triplan.backends.triton.gemm.guarantees import guarantee
 from triplan.backends.triton.gemm.matrices import layout, unit_axis
+from triplan.backends.triton.gemm.tile_costs import STRAY_PER_US
 from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import Support, Target
 
@@ -39,9 +40,6 @@ ELEMENT_US = 6e-5
 #: Microseconds of waiting for each further ``STEP_K`` of a k that is not loaded at once. From products with a k of 11
 #: and 15 on an H200.
 PASS_US = 1.0
-#: Elements that all multiprocessors write in a microsecond to a C without unit stride. From 6e6 and 2e7 elements on an
-#: H200.
-STRAY_PER_US = 1.3e5
 
 
 class OuterTile(NamedTuple):

@@ -28,7 +28,7 @@ from triplan.backends.triton.gemm.matrices import (
     unit_axis,
     vector_elements,
 )
-from triplan.backends.triton.gemm.tile_costs import tile_us
+from triplan.backends.triton.gemm.tile_costs import STRAY_PER_US, tile_us
 from triplan.backends.triton.gemm.tile_shapes import Tile, programs_of, tiles_of
 from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import SUPPORTED, ArchSku, ElementKind, MathPrecision, Support, Target
@@ -82,9 +82,17 @@ def splits_with(tiles: Iterable[Tile], k: int) -> list[Split]:
     return [Split(t, p) for t in tiles for p in PIECES if p == PIECES[0] or t.k * p <= k]
 
 
+def _factors_alone(desc: MatrixProductDescriptor) -> MatrixProductDescriptor:
+    """The problem of the first kernel, which reads the factors and writes packed sums: only the second one's registers
+    hold an epilogue, or addresses of a C without unit stride."""
+    layouts = {name: layout for name, layout in desc.layouts if name in ("a", "b")}
+    return desc.replace(epilogue="identity", reads_c0=False, saves_pre=False, symmetric=False, layouts=layouts)
+
+
 @fact
 def splits_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Split, ...]:
     """Every split of the tiles that are not too large."""
+    desc = _factors_alone(desc)
     spills = (desc.multiplicands is MathPrecision.TF32X3 and has_elementwise_access(desc)) or (
         desc.multiplicands is MathPrecision.F32 and lacks_unit_stride(desc)
     )
@@ -102,7 +110,9 @@ def cheapest_split(desc: MatrixProductDescriptor, target: Target) -> Split:
 
 def split_us(desc: MatrixProductDescriptor, split: Split, target: Target) -> float:
     """Estimated microseconds of both kernels."""
-    return tile_us(desc, split.tile, target, split.pieces) + sum_us(desc, split.pieces, target)
+    c = desc.operand("c")
+    stray = c.numel / STRAY_PER_US if unit_axis(c) is None else 0.0
+    return tile_us(desc, split.tile, target, split.pieces) + sum_us(desc, split.pieces, target) + stray
 
 
 def padded_columns(desc: MatrixProductDescriptor) -> int:
@@ -249,7 +259,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="split_k",
-        version=6,
+        version=7,
         elements=ELEMENTS,
         supports=supports,
         rank=rank,

@@ -40,6 +40,9 @@ STREAM_BYTES_PER_US = 4.55e6
 #: The same of a C without unit stride: threads that write together lie in rows of C. From 4e6 to 1.3e9 elements on H100
 #: and H200.
 STRAY_BYTES_PER_US = 1.25e5
+#: Elements that all multiprocessors write in a microsecond to such a C where neighbouring threads lie along its rows:
+#: those of ``outer`` and of the second kernel of ``split_k``. From 6e6 and 2e7 elements on an H200.
+STRAY_PER_US = 1.3e5
 #: Microseconds from a program's last step to the first step of the next one; only other programs on the same
 #: multiprocessor hide them.
 BETWEEN_PROGRAMS_US = 2.4
@@ -95,9 +98,13 @@ TF32_WITHOUT_WGMMA = 1.6
 FEW_ACCUMULATORS = 8
 #: Factor on FMAs where a thread accumulates as few. From the same products.
 FEW_ACCUMULATORS_SLOWER = 1.3
-#: Warps of a multiprocessor below which FMAs and tf32x3 are slower: three for two of its schedulers. From the same.
+#: Warps of a multiprocessor below which FMAs, tf32x3 and f64 are slower: three for two of its schedulers. From the same
+#: products.
 BUSY_WARPS = 6
-#: Factor on FMAs and tf32x3 where there are fewer warps. From the same products.
+#: Multiplicands that are slower where there are fewer warps: their operations wait for each other.
+LONE = (MathPrecision.F32, MathPrecision.TF32X3, MathPrecision.F64)
+#: Factor on these where there are fewer warps. From the same products; of f64 from a run on an H200 that is not
+#: published.
 LONE_SLOWER = 1.25
 #: The same of tf32x3 in tiles of 16 rows, whose warps all split the same elements of A. From runs on an H200 that are
 #: not published.
@@ -204,7 +211,7 @@ def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: i
     if fmas and not is_turned(desc.operand("a")):
         computed *= ROWS_SLOWER
     held = min(max(programs / sms, 1.0), resident)  # programs of a multiprocessor, on average
-    if (fmas or desc.multiplicands is MathPrecision.TF32X3) and held * tile.warps < BUSY_WARPS:
+    if desc.multiplicands in LONE and held * tile.warps < BUSY_WARPS:
         computed *= LONE_SHORT_SLOWER if tile.m == 16 and not fmas else LONE_SLOWER
     a, b = desc.operand("a"), desc.operand("b")
     fed = sum(

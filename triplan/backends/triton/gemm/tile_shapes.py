@@ -208,7 +208,7 @@ def _candidates(desc: MatrixProductDescriptor, target: Target, elementwise: bool
         if elementwise:
             single = all(is_elementwise(o) and elements_per_load(o) <= 1 for o in map(desc.operand, "ab"))
             tall = (TALL_2_BYTES_ELEMENTWISE,) if desc.n in TALL_COLUMNS else ()
-            return TILES_2_BYTES_SINGLE if single else (*TILES_2_BYTES_ELEMENTWISE, *tall)
+            return (*(TILES_2_BYTES_SINGLE if single else TILES_2_BYTES_ELEMENTWISE), *tall)
         return TILES_2_BYTES[target.arch]
     if itemsize == 1:
         return TILES_1_BYTE_ELEMENTWISE if elementwise else TILES_I8
