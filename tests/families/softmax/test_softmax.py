@@ -10,6 +10,7 @@ import torch
 from cases import H200, WHERE, compiles
 from cases.rows import PLACES, SPECIAL, build, run
 from proofs import target
+from proofs.softmax import OPS
 
 import triplan as tp
 from triplan.backends.runtime.launch import Int
@@ -73,7 +74,7 @@ def test_parts_of_short_rows(where: str, op: str, element: str, n: int, gaps: bo
 
 
 @pytest.mark.parametrize("n", [8193, 16383, 17002])
-@pytest.mark.parametrize("op", ["softmax_backward", "log_softmax_backward"])
+@pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("where", WHERE)
 def test_long_rows_between_vectors_are_read_by_vectors(where: str, op: str, n: int) -> None:
     """From each of a vector's elements on; with elements of the first and last vector alone, and with neither."""
