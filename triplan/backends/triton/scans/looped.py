@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triplan.backends.runtime.launch import Launch
+from triplan.backends.runtime.launch import Arg, Launch, Ptr
 from triplan.backends.triton.common.card import LAUNCH_US, SM_WARPS
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows_entries import Entry, LoopedRows
@@ -53,7 +53,7 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
     moves = False
     program_us = 2.0  # of many short rows on an H200, drawn problems of ``bench anywhere``
     along = True
-    sku_version = 5  # rows side by side are scanned in runs
+    sku_version = 6  # threads have as many neighbours as they access at once in all operands
 
     def find_tile(self) -> Tile:
         r = self.rows
@@ -110,6 +110,16 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
         runs = max(32 * held // tile.rows, 1)
         lines = max(runs * min(self.run() * self.rows.lanes * self.element.itemsize / LINE, 1.0), 1.0)
         return 2 * tile.rows * tile.block / (32 * held) * lines / LINES_PER_US
+
+    def arguments(self) -> dict[str, Arg]:
+        """Of rows side by side, no address promises more than all operands have. Otherwise the compiler gives each
+        thread as many neighbours as one operand has in a vector, loads them one by one where another has none, and
+        moves runs between threads."""
+        args = super().arguments()
+        if self.in_runs():
+            held = self.lanes_held() * self.element.itemsize
+            args |= {o.name: Ptr(o.name, o.element, held) for o in self.rows.operands}
+        return args
 
     def resident_programs(self) -> int:
         return ACROSS_RESIDENT * ACROSS_WARPS // self.tile.warps
