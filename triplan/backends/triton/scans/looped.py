@@ -42,6 +42,10 @@ ACROSS_PER_US, ACROSS_SINGLY_PER_US = {2: 6e5, 4: 4e5, 8: 2e5}, {2: 5.3e5, 4: 2.
 #: Microseconds of a step of these, beside its accesses; bytes of a line of the L1 cache, and lines that it gives or
 #: takes in a microsecond, one a cycle. The first is from drawn problems on an H200.
 ACROSS_STEP_US, LINE, LINES_PER_US = 1.2, 128, 1750.0
+#: Microseconds of a tile of the backward where rows are adjacent in all operands, beside STEP_US, by the bytes of an
+#: element: of which a thread accesses several neighbours at once, or one. From drawn problems on an H200; of 8 bytes
+#: untuned.
+BACKWARD_STEP_US = {2: (1.5, 2.5), 4: (1.9, 2.9), 8: (1.9, 2.9)}
 #: Time of crossed rows whose results have gaps in both directions, relative to others. From a run on an H200 that is
 #: not published.
 GAPS = 1.65
@@ -166,3 +170,8 @@ class BackwardLooped(ScanLooped, ops=BACKWARD):
     along = False
     program_us = ScanEntry.program_us
     sku_version = 1
+
+    def step_us(self) -> float:
+        if not self.rows.across or self.tile.block == 1:
+            return super().step_us()
+        return BACKWARD_STEP_US[self.element.itemsize][self.lanes_held() == 1]
