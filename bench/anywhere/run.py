@@ -50,6 +50,9 @@ CALLS_US, FEWEST = 40_000.0, 3
 PROBLEM_S = 30.0
 #: Bytes of operands up to which results are compared with torch's.
 COMPARED = 1 << 28
+#: Terms of a sum up to which it is comparable though torch rounds each step to 16 bits. Untuned: the errors of n steps
+#: are about sqrt(n) * eps / 8 of the sums.
+MOST_SUMMED = 4096
 #: Rows of the lists of the worst problems.
 SHOWN = 10
 COLUMNS = (
@@ -178,13 +181,17 @@ def comparable(c: Case) -> bool:
     """Whether torch's result says that ours is right.
 
     It does not where an index may repeat and any contribution may win, or where torch adds up in 16 bits the thousands
-    of terms of the first word or of a scan.
+    of terms of the first word or of a scan. Nor where nothing but rounding is left: the gradient of the norm of one
+    element is 0.
     """
     g = tp.plan(c.desc, preference=c.preference, target="cpu").precision_guarantee()
     narrow = any(o.element.itemsize == 2 for o in c.desc.operands() if o.is_written)
-    scans = c.desc.op == "cumprod_backward"
+    desc: Any = c.desc
+    scans = desc.op == "cumprod_backward"
+    scans = scans or (desc.op == "cumsum" and desc.input_shape[desc.scan_axis] > MOST_SUMMED)
     sums = scans or (g.duplicates == "sum" and c.pattern == "zipf")
-    return g.duplicates not in ("any", "last") and not (sums and narrow)
+    cancels = desc.op == "l2_norm_backward" and desc.input_shape[-1] == 1
+    return g.duplicates not in ("any", "last") and not (sums and narrow) and not cancels
 
 
 def mismatch(c: Case, run: Run, peer: Peer, t: Tensors, apart: float = SAME_WORK) -> str:

@@ -10,6 +10,7 @@ import torch
 from cases import H200, WHERE, compiles
 from cases.rows import PLACES, SPECIAL, build, run
 from proofs import target
+from proofs.softmax import OPS
 
 import triplan as tp
 from triplan.backends.runtime.launch import Int
@@ -73,13 +74,27 @@ def test_parts_of_short_rows(where: str, op: str, element: str, n: int, gaps: bo
 
 
 @pytest.mark.parametrize("n", [8193, 16383, 17002])
-@pytest.mark.parametrize("op", ["softmax_backward", "log_softmax_backward"])
+@pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("where", WHERE)
 def test_long_rows_between_vectors_are_read_by_vectors(where: str, op: str, n: int) -> None:
     """From each of a vector's elements on; with elements of the first and last vector alone, and with neither."""
     plan = tp.plan(build(op, (9, n), element="f16"), target=target(where), kernel="looped")
     assert "shifted" in plan.launches[0].kernel.__name__
     assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
+
+
+@pytest.mark.parametrize("op", ["softmax", "log_softmax"])
+@pytest.mark.parametrize("where", WHERE)
+def test_bits_do_not_depend_on_where_a_row_begins(where: str, op: str) -> None:
+    """Equal rows, that begin at each element of a vector."""
+    n = 8193
+    plan = tp.plan(build(op, (9, n), element="f16"), target=target(where), kernel="looped")
+    assert "shifted" in plan.launches[0].kernel.__name__
+    x = torch.randn(1, n, generator=torch.Generator().manual_seed(0)).half().expand(9, n)
+    x = x.contiguous().to(plan.target.device_type)
+    out = torch.empty_like(x)
+    run(plan, tp.plan_type(op).args_type(x=x, out=out))
+    assert torch.equal(out, out[:1].expand(9, n))
 
 
 @pytest.mark.parametrize("shape", [(41, 7, 6), (11, 7, 200), (9, 7, 600)])

@@ -12,7 +12,7 @@ from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile, registers_for
 from triplan.backends.triton.norms import crossed_kernels, looped_kernels
-from triplan.backends.triton.norms.shared import OPS, NormEntry
+from triplan.backends.triton.norms.shared import CENTRED, OPS, NormEntry
 from triplan.descriptors.norms import NormDescriptor
 from triplan.sku import ElementKind, Target
 
@@ -25,7 +25,7 @@ CROSSED = (crossed_kernels.norm_crossed_kernel, crossed_kernels.norm_backward_cr
 LOOP_US, SINGLE_PER_US = 0.45, (2e6, 1.4e6, 2e6, 1.3e6)
 #: The same of rows of more than LONG elements backward, of which each multiprocessor has fewer than MANY: more programs
 #: would hide each other's latencies.
-LONG, MANY, FEW_PER_US = 1 << 15, 8, 1.2e6
+LONG, MANY, FEW_PER_US = 1 << 15, 6, 1.2e6
 #: Microseconds at least of each block of a row forward where no vectors are loaded: it waits for memory.
 BLOCK_US = 0.4
 #: What the second loop's reads cost backward where vectors are loaded.
@@ -35,6 +35,8 @@ CACHED_SHARE = 0.05
 class NormLooped(LoopedRows, NormEntry, ops=OPS):
     def __init__(self, desc: NormDescriptor) -> None:
         super().__init__(desc)
+        # (Of two operands the loop waits for memory, not for a second sum.)
+        self.two_sums = CENTRED if self.backward or self.residual else 1.0
         self.which = LOOPED if self.tile.rows == 1 else CROSSED
         if self.backward and self.rows.vectors and not self.gradients:
             self.cached_share = CACHED_SHARE

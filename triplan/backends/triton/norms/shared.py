@@ -51,6 +51,7 @@ FOLD, FOLD_FEW_PARTIALS = Tile(ceil_power(MOST_PARTIALS), 16, 8), 16
 class NormEntry(Entry):
     desc: NormDescriptor
     late = ("dsummed",)
+    two_sums = CENTRED
     program_us = 2.5  # fitted to drawn problems of ``bench anywhere`` on an H100, as the other costs of this family
     #: ``version`` forward and backward; with gradients of weight or bias at least 4.
     versions: ClassVar[tuple[int, int]] = (2, 2)
@@ -151,7 +152,7 @@ class NormEntry(Entry):
 
     def tiles_us(self, tile: Tile, programs: int, per_us: float, target: Target, alone: float = 1.0) -> float:
         """As of any entry; forward, ``per_us`` is of two operands. Centred rows take longer: they have two sums."""
-        us = super().tiles_us(tile, programs, per_us, target, alone) * (CENTRED if self.centred else 1.0)
+        us = super().tiles_us(tile, programs, per_us, target, alone) * (self.two_sums if self.centred else 1.0)
         return us if self.backward else us * len(self.moved) / 2
 
     def single_us(self, per_us: float, rows: float) -> float:

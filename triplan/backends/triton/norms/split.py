@@ -72,6 +72,9 @@ class NormSplit(SplitRows, NormEntry, ops=OPS):
             per_us = GAPPED_PER_US if gapped else SINGLE_PER_US[self.backward + bool(self.gradients)]
             us = max(us, self.single_us(per_us, self.rows.count))
         r, tile = self.rows, self.tile
+        turned_once = tile.rows == 1 < self.tiles[1].rows
+        if not self.backward and turned_once and any(r.begins_between(o, 16) for o in self.read_first):
+            us += self.reduce_us(target)  # ``turned_per_us`` is of rows that vectors hold
         if not self.backward:
             return us + (F64_US if self.element is ElementKind.F64 else 0.0)
         if r.vectors or not (self.gradients or r.crossed):

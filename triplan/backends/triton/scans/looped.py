@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triplan.backends.runtime.launch import Launch
+from triplan.backends.runtime.launch import Arg, Launch, Ptr
 from triplan.backends.triton.common.card import LAUNCH_US, SM_WARPS
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows_entries import Entry, LoopedRows
@@ -42,6 +42,10 @@ ACROSS_PER_US, ACROSS_SINGLY_PER_US = {2: 6e5, 4: 4e5, 8: 2e5}, {2: 5.3e5, 4: 2.
 #: Microseconds of a step of these, beside its accesses; bytes of a line of the L1 cache, and lines that it gives or
 #: takes in a microsecond, one a cycle. The first is from drawn problems on an H200.
 ACROSS_STEP_US, LINE, LINES_PER_US = 1.2, 128, 1750.0
+#: Microseconds of a tile of the backward where rows are adjacent in all operands, beside STEP_US, by the bytes of an
+#: element: of which a thread accesses several neighbours at once, or one. From drawn problems on an H200; of 8 bytes
+#: untuned.
+BACKWARD_STEP_US = {2: (1.5, 2.5), 4: (1.9, 2.9), 8: (1.9, 2.9)}
 #: Time of crossed rows whose results have gaps in both directions, relative to others. From a run on an H200 that is
 #: not published.
 GAPS = 1.65
@@ -53,7 +57,7 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
     moves = False
     program_us = 2.0  # of many short rows on an H200, drawn problems of ``bench anywhere``
     along = True
-    sku_version = 5  # rows side by side are scanned in runs
+    sku_version = 6  # threads have as many neighbours as they access at once in all operands
 
     def find_tile(self) -> Tile:
         r = self.rows
@@ -111,6 +115,16 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
         lines = max(runs * min(self.run() * self.rows.lanes * self.element.itemsize / LINE, 1.0), 1.0)
         return 2 * tile.rows * tile.block / (32 * held) * lines / LINES_PER_US
 
+    def arguments(self) -> dict[str, Arg]:
+        """Of rows side by side, no address promises more than all operands have. Otherwise the compiler gives each
+        thread as many neighbours as one operand has in a vector, loads them one by one where another has none, and
+        moves runs between threads."""
+        args = super().arguments()
+        if self.in_runs():
+            held = self.lanes_held() * self.element.itemsize
+            args |= {o.name: Ptr(o.name, o.element, held) for o in self.rows.operands}
+        return args
+
     def resident_programs(self) -> int:
         return ACROSS_RESIDENT * ACROSS_WARPS // self.tile.warps
 
@@ -156,3 +170,8 @@ class BackwardLooped(ScanLooped, ops=BACKWARD):
     along = False
     program_us = ScanEntry.program_us
     sku_version = 1
+
+    def step_us(self) -> float:
+        if not self.rows.across or self.tile.block == 1:
+            return super().step_us()
+        return BACKWARD_STEP_US[self.element.itemsize][self.lanes_held() == 1]

@@ -28,6 +28,10 @@ CROSSED_PER_US = ((3200.0, 1800.0), (3000.0, 1000.0))
 CACHED_SHARE, CACHED_FROM, CACHED_ROWS = (0.35, 0.05), 8192, 512
 #: Elements of a tile of few rows.
 FEW_BLOCK = 4096
+#: Elements above which a forward program that reads a row between vectors by vectors fills a multiprocessor, so that
+#: the L2 cache holds the rows of all. And elements that a program that reads so has in a microsecond, and a
+#: multiprocessor: each takes two exponentials, or three. Untuned.
+ALONE_FROM, SHIFTED_PER_US = 1 << 16, (8000.0, 5600.0)
 #: Bytes of a row above which the L2 cache holds the rows of one program on each multiprocessor, not of two.
 LONG_ROW = 1 << 16
 
@@ -35,7 +39,7 @@ LONG_ROW = 1 << 16
 class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
     which = (kernels.softmax_looped_kernel, kernels.softmax_backward_looped_kernel)
     priority = 2
-    sku_version = 2  # backward reads rows that begin between two vectors by vectors
+    sku_version = 3  # rows that begin between two vectors are read by vectors
 
     def __init__(self, desc: AnySoftmaxDescriptor) -> None:
         super().__init__(desc)
@@ -46,17 +50,24 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
         cached = self.backward or (narrow and r.n > CACHED_FROM and r.count >= CACHED_ROWS)
         self.cached_share = CACHED_SHARE[cached and (r.vectors or self.shifted())]
         if self.shifted():
-            self.which, self.version = (None, kernels.softmax_backward_shifted_kernel), 3
+            self.which, self.version = (kernels.softmax_shifted_kernel, kernels.softmax_backward_shifted_kernel), 3
+            self.resident = 1 if self.tile.warps > 16 else 2
+
+    def begins_alike(self) -> bool:
+        """Whether rows of 16 bits begin between two vectors, at the same element of one in all operands."""
+        r = self.rows
+        packed = all(o.layout.packed and o.alignment >= 16 for o in r.operands)
+        return self.element.itemsize == 2 and r.unit and not r.vectors and packed
 
     def shifted(self) -> bool:
-        """Whether programs read vectors from the one on that a row begins in: all operands' rows begin alike."""
-        r = self.rows
-        alike = r.unit and not r.vectors and all(o.layout.packed and o.alignment >= 16 for o in r.operands)
-        return self.backward and self.element.itemsize == 2 and alike and self.tile.block < r.n
+        """Whether programs read vectors from the one on that a row begins in."""
+        return self.begins_alike() and self.tile.block < self.rows.n
 
     def find_tile(self) -> Tile:
         if few := self.few_rows(FEW_BLOCK // self.rows.beside()):
             return few
+        if not self.backward and self.begins_alike() and self.rows.n > ALONE_FROM:
+            return Tile(1, 8192, 32)
         if not self.backward:
             return self.rows.loop_tile(held=16)
         # A multiprocessor that has one program's rows in the L2 cache is filled by that program alone.
@@ -67,8 +78,11 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
 
     def us(self, target: Target) -> float:
         us, r, narrow = max(super().us(target), self.several_us(target)), self.rows, self.element.itemsize == 2
-        if self.tile.rows == 1 and not r.vectors:
-            if not self.shifted() and r.unit and (narrow or not self.backward):
+        if self.shifted():
+            alone, full = SHIFTED_PER_US
+            us = us if self.backward else max(us, r.n / alone, r.n * r.count / target.sm_count / full)
+        elif self.tile.rows == 1 and not r.vectors:
+            if r.unit and (narrow or not self.backward):
                 us *= ODD_ROWS[self.backward]
             us = max(us, r.n / SINGLE_PER_US[self.backward][r.unit])
         return us + LOOP_US

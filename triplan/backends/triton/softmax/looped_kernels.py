@@ -17,6 +17,7 @@ from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.rows_kernels import (
     accumulate_softmax,
     axis_offset,
+    exponential,
     group_lanes,
     load_rows,
     merge_softmax,
@@ -24,6 +25,9 @@ from triplan.backends.triton.common.rows_kernels import (
     store_rows,
 )
 from triplan.backends.triton.softmax.shared_kernels import gradient_of, gradient_term, softmax_of
+
+#: The lowest number of f32.
+LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
 @jit
@@ -139,6 +143,88 @@ def softmax_backward_looped_kernel(
 
 
 @jit
+def shifted_row(row, n, VECTOR: tl.constexpr):
+    """(skipped, start, end) of one of packed rows of ``n`` elements: ``start`` is where the aligned vector of VECTOR
+    elements begins in which the row does. Counted from there, the row is elements ``skipped`` up to ``end``.
+    """
+    skipped = (row % VECTOR) * (n % VECTOR).to(tl.int32) % VECTOR
+    return skipped, tl.multiple_of(row.to(tl.int64) * n - skipped, VECTOR), n + skipped
+
+
+@jit
+def whole_vectors(place, skipped, end, VECTOR: tl.constexpr):
+    """Which elements of a ``shifted_row`` are in a vector that lies within it."""
+    vector = place // VECTOR * VECTOR
+    return (vector >= skipped) & (vector <= end - VECTOR)
+
+
+@jit
+def other_elements(skipped, end, VECTOR: tl.constexpr):
+    """(place, live) of the elements of a ``shifted_row`` that are in no whole vector: of the first one, and of the one
+    that the row ends in."""
+    place = tl.arange(0, 2 * VECTOR)
+    place = tl.where(place < VECTOR, place, place - VECTOR + end // VECTOR * VECTOR)
+    vector = place // VECTOR * VECTOR
+    return place, (place >= skipped) & (place < end) & ((vector < skipped) | (vector > end - VECTOR))
+
+
+@jit
+def softmax_shifted_kernel(
+    x,
+    out,
+    n,
+    LOG: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """out = exp(x - max(x)) / sum(exp(x - max(x))) along each row; with LOG, its logarithm.
+
+    x, out: [rows, n] of f16 or bf16, packed, aligned. A program walks along a row by blocks of BLOCK elements, as in
+    ``softmax_backward_shifted_kernel``. Each accumulator has its own maximum: one of several neighbours would be of
+    other neighbours in a row that begins elsewhere, and round their sums otherwise. It begins as the lowest number, not
+    as -inf, from which -inf cannot be subtracted.
+    """
+    skipped, start, end = shifted_row(tl.program_id(0), n, VECTOR)
+    steps = tl.cdiv(end, BLOCK * UNROLL)
+    top = tl.full((BLOCK,), LOWEST, COMPUTE)
+    total = tl.zeros((BLOCK,), COMPUTE)
+    for step in range(steps):
+        loaded = ()
+        for u in tl.static_range(UNROLL):
+            place = (step * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)
+            known = place // VECTOR * VECTOR < end
+            loaded = loaded + (tl.load(x + start + place, mask=known, other=0.0, eviction_policy="evict_last"),)
+        for u in tl.static_range(UNROLL):
+            first = (step * UNROLL + u) * BLOCK
+            if first < end:
+                v = loaded[u].to(COMPUTE)
+                if (first < skipped) | (first + BLOCK > end):  # most blocks lie within the row
+                    place = first + tl.arange(0, BLOCK)
+                    v = tl.where((place >= skipped) & (place < end), v, -float("inf"))
+                new = tl.maximum(top, v)
+                total = tl.fma(total, exponential(top - new), exponential(v - new))
+                top = new
+    row_top = tl.max(top, 0)
+    total = total * exponential(top - row_top)
+    total = tl.sum(tl.gather(total, (tl.arange(0, BLOCK) + skipped) % BLOCK, 0), 0)
+    for step in range(steps):
+        loaded = ()
+        for u in tl.static_range(UNROLL):
+            place = ((steps - 1 - step) * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)
+            whole = whole_vectors(place, skipped, end, VECTOR)
+            loaded = loaded + (tl.load(x + start + place, mask=whole, other=0.0, eviction_policy="evict_first"),)
+        for u in tl.static_range(UNROLL):
+            place = ((steps - 1 - step) * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)
+            y = softmax_of(loaded[u].to(COMPUTE), row_top, total, LOG).to(out.dtype.element_ty)
+            tl.store(out + start + place, y, mask=whole_vectors(place, skipped, end, VECTOR))
+    place, live = other_elements(skipped, end, VECTOR)
+    v = tl.load(x + start + place, mask=live, other=0.0).to(COMPUTE)
+    tl.store(out + start + place, softmax_of(v, row_top, total, LOG).to(out.dtype.element_ty), mask=live)
+
+
+@jit
 def softmax_backward_shifted_kernel(
     dout,
     out,
@@ -159,10 +245,7 @@ def softmax_backward_shifted_kernel(
     the bits of a row do not depend on where it begins. Vectors that lie within the row are written as such, and the
     other elements of the first and the last one by themselves.
     """
-    row = tl.program_id(0)
-    skipped = (row % VECTOR) * (n % VECTOR).to(tl.int32) % VECTOR
-    start = tl.multiple_of(row.to(tl.int64) * n - skipped, VECTOR)
-    end = n + skipped
+    skipped, start, end = shifted_row(tl.program_id(0), n, VECTOR)
     steps = tl.cdiv(end, BLOCK)
     total = tl.zeros((BLOCK,), COMPUTE)
     for step in range(steps):
@@ -176,17 +259,12 @@ def softmax_backward_shifted_kernel(
     total = tl.sum(tl.gather(total, (tl.arange(0, BLOCK) + skipped) % BLOCK, 0), 0)
     for step in range(steps):
         place = (steps - 1 - step) * BLOCK + tl.arange(0, BLOCK)
-        vector = place // VECTOR * VECTOR
-        whole = (vector >= skipped) & (vector <= end - VECTOR)
+        whole = whole_vectors(place, skipped, end, VECTOR)
         dy = tl.load(dout + start + place, mask=whole, other=0.0, eviction_policy="evict_first").to(COMPUTE)
         y = tl.load(out + start + place, mask=whole, other=0.0, eviction_policy="evict_first").to(COMPUTE)
         g = gradient_of(dy, y, total, LOG).to(dx.dtype.element_ty)
         tl.store(dx + start + place, g, mask=whole, eviction_policy="evict_first")
-    # What is left are elements of the first vector and of the one that the row ends in.
-    place = tl.arange(0, 2 * VECTOR)
-    place = tl.where(place < VECTOR, place, place - VECTOR + end // VECTOR * VECTOR)
-    vector = place // VECTOR * VECTOR
-    live = (place >= skipped) & (place < end) & ((vector < skipped) | (vector > end - VECTOR))
+    place, live = other_elements(skipped, end, VECTOR)
     dy = tl.load(dout + start + place, mask=live, other=0.0).to(COMPUTE)
     y = tl.load(out + start + place, mask=live, other=0.0).to(COMPUTE)
     tl.store(dx + start + place, gradient_of(dy, y, total, LOG).to(dx.dtype.element_ty), mask=live)

@@ -37,6 +37,10 @@ FEW_AMONG = 512
 #: Time of long rows that leave a quarter or more of the lanes empty, relative to the estimate, forward and backward: if
 #: there are more rows than multiprocessors. And the shortest tile of such rows. From drawn problems on an H200.
 IDLE, IDLE_FROM = (1.07, 1.15), 8192
+#: Elements of 16 bits that a multiprocessor has in a microsecond forward, of rows that threads load one by one, by the
+#: length of the tile: two programs of the shorter one are resident, and one of the longer. From drawn problems on an
+#: H200.
+ODD_PER_US = {16384: 5700.0, 32768: 4050.0}
 #: Microseconds of the reductions forward, for each further row that a thread has of a part: lanes exchange each row's
 #: maximum, and then its sum. (The estimate of the backward, which has one reduction, is long enough without.) From
 #: drawn problems on an H200.
@@ -110,6 +114,9 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         if self.divided():
             rows = tile.rows * min(self.part, 32) / (32 * tile.warps)  # of a thread
             us = max(us, self.parts_us()) + (0.0 if self.backward else EXCHANGE_US * max(rows - 1, 0.0))
+        single = self.element.itemsize == 2 and self.rows.unit and self.rows.together == 1
+        if not self.backward and single and tile.block in ODD_PER_US:
+            us = max(us, self.rows.n * self.rows.count / target.sm_count / ODD_PER_US[tile.block])
         full = self.programs() > target.sm_count
         if full and self.rows.vectors and tile.block >= IDLE_FROM and 4 * self.rows.n <= 3 * tile.block:
             us *= IDLE[self.backward]
