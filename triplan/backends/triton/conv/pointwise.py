@@ -21,8 +21,8 @@ from triplan.descriptors import Conv2dBackwardInputDescriptor, Conv2dDescriptor,
 from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku import PrecisionGuarantee, Support, Target
 
-#: Pixels and features of a tile, and channels at most: of more, registers spill. Untuned.
-BLOCK_M, BLOCK_N, MOST_CHANNELS = 64, 128, 128
+#: Pixels of a tile, its features at most, and elements of both factors, which registers hold. Untuned.
+BLOCK_M, BLOCK_N, MOST_ELEMENTS = 64, 128, (64 + 128) * 128
 WARPS = 8
 #: Tiles of a program at most, if so many programs per multiprocessor remain. Untuned.
 MOST_TILES, BUSY = 8, 8
@@ -71,8 +71,9 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
         )
     if not any(o in wgmma.unmapped(desc) for o in _images(desc)):
         return Support.no("TMA can map what is read and what is written")
-    if not 0 < reduced(desc) <= MOST_CHANNELS:
-        return Support.no(f"{reduced(desc)} channels to sum; it takes 1 to {MOST_CHANNELS}")
+    most = MOST_ELEMENTS // (BLOCK_M + _wide(desc))
+    if reduced(desc) == 0 or _deep(desc) > most:
+        return Support.no(f"{reduced(desc)} channels to sum; it takes 1 to {1 << most.bit_length() - 1} of so many features")
     if BLOCK_M * features_of(desc) >= I32_LIMIT:
         return Support.no(f"{features_of(desc)} features; 32 bits count the elements of {BLOCK_M} pixels")
     return shared.counted(desc, _programs(desc, target))
