@@ -65,7 +65,14 @@ def pointwise(op: str) -> Iterator[tp.Descriptor]:
     """Channels that are read and written one by one, in words of 4 bytes and in vectors."""
     cls: Any = tp.descriptor_types()[op]
     bias = {"has_bias": True} if op == "conv2d" else {}
-    for channels, filters, more in ((95, 108, {}), (37, 128, bias), (129, 27, bias), (79, 125, bias), (128, 94, {}), (16, 7, bias)):
+    for channels, filters, more in (
+        (95, 108, {}),
+        (37, 128, bias),
+        (129, 27, bias),
+        (79, 125, bias),
+        (128, 94, {}),
+        (16, 7, bias),
+    ):
         desc = cls(
             element="bf16",
             in_channels=channels,
