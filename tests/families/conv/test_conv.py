@@ -261,7 +261,7 @@ def test_sums_of_few_pairs(where: str, kernel: str | None, element: str) -> None
 @pytest.mark.interpret
 @pytest.mark.parametrize("each", [1, 2, 3])
 @pytest.mark.parametrize("element", ["f16", "bf16"])
-@pytest.mark.parametrize("sizes", [(37, 20), (128, 133), (5, 3)], ids=str)
+@pytest.mark.parametrize("sizes", [(37, 20), (128, 133), (150, 20), (5, 3)], ids=str)
 def test_pixels_in_one_piece(sizes: tuple[int, int], element: str, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that begin anywhere, several tiles of a program, the last of which is shorter, and of features."""
     monkeypatch.setattr(pointwise, "_each", lambda *_: each)
@@ -291,7 +291,8 @@ def test_what_lies_in_one_piece_is_not_copied() -> None:
         (desc.replace(in_channels=96, out_channels=112, layouts={"x": eights, "out": eights}), "TMA can map"),
         (desc.replace(layouts={"x": ordered, "out": LAST}), "without gaps"),
         (desc.replace(layouts={}), "without gaps"),
-        (desc.replace(in_channels=129), "129 channels to sum"),
+        (desc.replace(in_channels=129), "129 channels to sum; it takes 1 to 128"),
+        (desc.replace(in_channels=257, out_channels=20), "257 channels to sum; it takes 1 to 256"),
         (desc.replace(in_channels=1, out_channels=2**25), "32 bits"),
         (desc.replace(stride=(2, 2)), "one tap"),
     ):

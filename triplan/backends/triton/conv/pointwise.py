@@ -15,20 +15,22 @@ from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, values
 from triplan.backends.triton.common.strides import axis_strides, count, known_strides
 from triplan.backends.triton.conv import shared, wgmma
+from triplan.backends.triton.conv.copies import VECTOR
 from triplan.backends.triton.conv.pointwise_kernels import conv2d_pointwise_kernel
 from triplan.backends.triton.conv.wgmma_tiles import features_of, reduced
 from triplan.descriptors import Conv2dBackwardInputDescriptor, Conv2dDescriptor, Operand
 from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku import PrecisionGuarantee, Support, Target
 
-#: Pixels and features of a tile, and channels at most: of more, registers spill. Untuned.
-BLOCK_M, BLOCK_N, MOST_CHANNELS = 64, 128, 128
+#: Pixels of a tile, its features at most, and elements of both factors, which registers hold. Untuned.
+BLOCK_M, BLOCK_N, MOST_ELEMENTS = 64, 128, (64 + 128) * 128
 WARPS = 8
 #: Tiles of a program at most, if so many programs per multiprocessor remain. Untuned.
 MOST_TILES, BUSY = 8, 8
-#: Microseconds of a multiprocessor for an element of a tile of BLOCK_M pixels, read or written, from times on an H200
-#: that are not published; of a program that waits for what it reads, untuned.
-ELEMENT_US, WAIT_US = 8.5e-5, 3.0
+#: Microseconds of a multiprocessor for an element of a tile of BLOCK_M pixels, read (or a vector that is) or written,
+#: from times on an H200 that are not published; of a program that waits for what it reads, from drawn problems on an
+#: H200.
+ELEMENT_US, WAIT_US = 8.5e-5, 1.0
 #: How much of the bandwidth of memory these reads leave unused. Untuned.
 SLOWER = 1.3
 
@@ -71,8 +73,11 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
         )
     if not any(o in wgmma.unmapped(desc) for o in _images(desc)):
         return Support.no("TMA can map what is read and what is written")
-    if not 0 < reduced(desc) <= MOST_CHANNELS:
-        return Support.no(f"{reduced(desc)} channels to sum; it takes 1 to {MOST_CHANNELS}")
+    most = MOST_ELEMENTS // (BLOCK_M + _wide(desc))
+    if reduced(desc) == 0 or _deep(desc) > most:
+        return Support.no(
+            f"{reduced(desc)} channels to sum; it takes 1 to {1 << most.bit_length() - 1} of so many features"
+        )
     if BLOCK_M * features_of(desc) >= I32_LIMIT:
         return Support.no(f"{features_of(desc)} features; 32 bits count the elements of {BLOCK_M} pixels")
     return shared.counted(desc, _programs(desc, target))
@@ -81,7 +86,9 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
 def rank(desc: Conv2dProblem, target: Target) -> float:
     """Estimated microseconds: the memory, or instructions for each element of the tiles."""
     high, wide = _tiles(desc)
-    elements = BLOCK_M * (_deep(desc) + _wide(desc))
+    source, _ = _images(desc)
+    at_once = VECTOR if shared.in_vectors(source) else 1
+    elements = BLOCK_M * (_deep(desc) // at_once + _wide(desc))
     busy = high * wide / target.sm_count * elements * ELEMENT_US
     moved = sum(o.nbytes for o in desc.operands()) / card.BYTES_PER_US
     return card.OVERLAPPED_LAUNCH_US + WAIT_US + max(moved * SLOWER, busy)
