@@ -46,7 +46,7 @@ _TORCH = {
 }
 _GLUON = {ElementKind.of(t): g for g, t in _TORCH.items()}
 #: The modules' own functions that are written in PTX.
-OWN = frozenset({"bar_arrive", "bar_sync", "opaque", "rounded", "unpacked"})
+OWN = frozenset({"bar_arrive", "bar_sync", "opaque", "rounded", "scaled_seldom", "unpacked"})
 #: What a launch that meets adds to its counter, and the counter before.
 EPOCH = meeting_kernels.EPOCH.value
 BEFORE = 3 * EPOCH
@@ -483,6 +483,7 @@ def _language(state: Shared) -> dict[str, Any]:
         **dict.fromkeys(("opaque", "rounded"), lambda x: x),
         "previous_wait": nothing,
         "reinterpret": reinterpret,
+        "scaled_seldom": lambda acc, factor, *_: tuple(chunk * factor[:, None] for chunk in acc),
         "store_tile": store_tile,
         "store_wait": lambda outstanding: _finish(state.running("stores"), outstanding),
         "thread_barrier": nothing,

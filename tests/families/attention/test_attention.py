@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from cases import H200, WHERE, places, repeats, required
+from cases.attention import steep
 from proofs import run, target
 from torch.nn import functional
 
@@ -332,6 +333,21 @@ def test_hopper_kernels(op: str, kernel: str, width: int, case: str) -> None:
         layouts = {o.name: heads_first for o in desc.operands() if len(o.shape) == 4} if strided else {}
         for seed in range(3):  # other scales: 0, below 0
             check_plan(required(desc.replace(layouts=layouts), kernel, few), runs=2, seed=seed)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif("torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0)")
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("width", [64, 128, 192, 256])
+@pytest.mark.parametrize("element", ["bf16", "f16"])
+def test_steep_scores_of_hopper(element: str, width: int, causal: bool) -> None:
+    """Bases of exponentials stay behind maxima: within the tolerance where some warps change them and others do not."""
+    sizes: dict[str, Any] = {"queries": 1000, "keys": 1000, "heads": 2, "key_heads": 2, "head_dim": width}
+    desc = build("attention", element, causal=causal, **sizes)
+    plan = required(desc, "wgmma", tp.Target.current().replace(sm_count=7))
+    for seed in range(3):
+        given = steep(1000, 1000, width, desc.element.torch, seed)
+        check_plan(plan, passes=("unit",), seed=seed, given=given)
 
 
 @pytest.mark.gpu

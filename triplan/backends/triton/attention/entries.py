@@ -41,6 +41,7 @@ class Hopper:
     numerics: Numerics
     workspace: Workspace
     priority: int
+    version: int
 
 
 def hopper_entry(
@@ -52,6 +53,7 @@ def hopper_entry(
     numerics: Numerics | None = None,
     workspace: Workspace = _no_workspace,
     priority: int = 0,
+    version: int = 1,
 ) -> Callable[[Build], Hopper]:
     """Register the decorated function as an entry whose kernels read by TMA.
 
@@ -64,7 +66,7 @@ def hopper_entry(
         return f"{desc.op}-{name}.{desc.element}.{width_of(desc)}.{desc.causal:d}.v1"
 
     def register(build: Build) -> Hopper:
-        entry = Hopper(descriptor, build, supports, rank, numerics or own_numerics, workspace, priority)
+        entry = Hopper(descriptor, build, supports, rank, numerics or own_numerics, workspace, priority, version)
         kernel(
             op=descriptor.ops()[0],
             name=name,
@@ -78,6 +80,7 @@ def hopper_entry(
             guarantee=_hopper_guarantee,
             numerics=entry.numerics,
             priority=priority,
+            version=version,
             layout=layout,
         )(build)
         return entry

@@ -14,6 +14,8 @@ Tensor cores truncate: each addend is off by 2u, not by u (see gemm's tolerance)
   one, and so are their errors; D/16 sums of 16 products, not D/4, leave more room than that.
 - So p has a relative error of twice that, because the sum of exponentials has an error as well. Where a running maximum
   rescales the accumulators, the sum and the results get the same factor; its rounding is counted in ``of_terms``.
+  Where exponentials have an earlier maximum as their base (``wgmma``), they are up to 2**8 times as large, as are both
+  sums: errors relative to them are the same, and fewer of them underflow.
 - A result is a sum of n terms p * v. It is off by ``of_terms * sum(p * |v|)``, which counts e, the n products and sums,
   and the additions of the sum of exponentials.
 

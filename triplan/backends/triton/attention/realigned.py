@@ -18,7 +18,7 @@ from triplan.sku import Support, Target
 
 
 def enter(name: str, whole: Hopper) -> None:
-    """Register the entry ``name``: ``whole`` on copies, whose bits and so whose priority it has."""
+    """Register the entry ``name``: ``whole`` on copies, whose bits and so whose priority and version it has."""
 
     def supports(desc: AttendingDescriptor, target: Target) -> Support:
         return copies.supports(desc) and whole.supports(copies.inner(desc), target)
@@ -41,6 +41,7 @@ def enter(name: str, whole: Hopper) -> None:
         numerics=lambda desc: whole.numerics(copies.inner(desc)),
         workspace=workspace,
         priority=whole.priority,
+        version=whole.version,
     )(build)
 
 

@@ -12,6 +12,7 @@ from triplan.backends.triton.attention.costs import Pace, forward_us
 from triplan.backends.triton.attention.entries import hopper_entry
 from triplan.backends.triton.attention.tma import (
     TILE,
+    is_invariant,
     order_of,
     section_heads,
     shift_of,
@@ -76,8 +77,15 @@ def rank(desc: AttentionDescriptor, target: Target) -> float:
     return forward_us(desc, target, (TILE, shape.block), (key, value), PACES[width_of(desc)], persistent=True)
 
 
+def numerics(desc: AttentionDescriptor) -> str | None:
+    """Has the chunks of a value: by these the bases of exponentials lag or not, and so lse has other bits."""
+    if not is_invariant(desc):
+        return None
+    return f"attention-wgmma.{desc.element}.{width_of(desc)}.{chunks_of(desc)[1]}.{desc.causal:d}.v2"
+
+
 # Besides the values, a row's bits depend only on blocks of keys, which begin at multiples of their number of keys.
-@hopper_entry(AttentionDescriptor, "wgmma", supports=supports, rank=rank)
+@hopper_entry(AttentionDescriptor, "wgmma", supports=supports, rank=rank, numerics=numerics, version=2)
 def wgmma(desc: AttentionDescriptor, target: Target) -> list[Launch]:
     lse = desc.operand("lse")
     if lse.numel == 0:

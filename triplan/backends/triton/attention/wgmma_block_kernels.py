@@ -7,6 +7,7 @@ from triplan.backends.runtime.gluon import (
     fence_async_shared,
     gl,
     gluon,
+    several_by_asm,
     store_tile,
     store_wait,
     thread_barrier,
@@ -16,6 +17,13 @@ from triplan.backends.runtime.gluon import (
 from triplan.backends.triton.attention.wgmma_shared_kernels import LN_2, ROWS
 from triplan.backends.triton.common.registers_kernels import opaque
 from triplan.backends.triton.common.rings_kernels import matrix
+
+#: Accumulator columns from which on bases lag (see ``exponentials``). A step's vote and branch, across which ptxas
+#: moves no instructions, cost the same for any width; the multiplications that they spare are one for each column.
+LAGGING_COLUMNS = gl.constexpr(128)
+#: The most that a row's maximum may exceed its lagging base, as a base-2 logarithm: an exponential, of at most 2**8, is
+#: far from f16's largest number.
+MOST_GROWTH = gl.constexpr(8.0)
 
 
 @gluon.jit
@@ -94,6 +102,33 @@ def finished(acc, x, VALUES: gl.constexpr):
     return found[:VALUES], found[VALUES]
 
 
+@gluon.constexpr_function
+def scaling_asm(n, chunks):
+    """Multiply the n elements that a thread has of each chunk by n factors, unless all factors of the warp are 1.
+
+    Of wgmma's results a thread has two rows, in turns two elements of each: the first and the third factor are all.
+    """
+    first = 2 * n * chunks
+    vote = f"setp.neu.f32 p, ${first}, 1.0; setp.neu.or.f32 p, ${first + 2}, 1.0, p; vote.sync.any.pred p, p, -1;"
+    products = " ".join(f"mul.f32 ${i}, ${i}, ${first + i % n};" for i in range(n * chunks))
+    return "{ .reg .pred p; " + vote + " @!p bra KEPT; " + products + " KEPT: }"
+
+
+@gluon.constexpr_function
+def scaling_constraints(n, chunks):
+    return ",".join(["=f"] * (n * chunks) + [str(i) for i in range(n * chunks)] + ["f"] * n)
+
+
+@gluon.jit
+def scaled_seldom(acc, factor, L: gl.constexpr, VALUES: gl.constexpr):
+    """``scaled``, but warps whose factors are all 1 skip the products."""
+    factor = gl.convert_layout(factor, gl.SliceLayout(1, L))[:, None]
+    _, factors = gl.broadcast(acc[0], factor)
+    N: gl.constexpr = ROWS * acc[0].shape[1] // 128
+    asm: gl.constexpr = scaling_asm(N, VALUES)
+    return several_by_asm(asm, scaling_constraints(N, VALUES), acc + (factors,), (gl.float32,) * VALUES, N)
+
+
 @gluon.jit
 def scaled(acc, factor, L: gl.constexpr, VALUES: gl.constexpr):
     """The chunks (ROWS, WIDTH) of ``acc`` times ``factor`` (ROWS,)."""
@@ -102,6 +137,32 @@ def scaled(acc, factor, L: gl.constexpr, VALUES: gl.constexpr):
     for c in gl.static_range(VALUES):
         found = found + (acc[c] * factor,)
     return found
+
+
+@gluon.jit
+def exponentials(s, top, highest, scale, LAGGING: gl.constexpr):
+    """(new base, exponentials, factor) of ``s`` (ROWS, BLOCK), scores whose scaled maxima are ``highest``.
+
+    ``top`` is the base of each row so far, as a base-2 logarithm: exponentials are 2 ** (s * scale - base), and sums of
+    earlier ones are to be multiplied by the factor. The base is the running maximum. LAGGING: it remains an earlier
+    maximum until the running one exceeds it by more than MOST_GROWTH, and most factors are 1 (conditional rescaling, as
+    published for FlashAttention-4). Any base cancels in the quotient of the sums; this one is a score that the row has
+    met, so the sum of exponentials is at least 1.
+
+    A row may be all -inf so far, if its scores overflowed: -inf - -inf would be NaN.
+    """
+    if LAGGING:
+        grows = highest - top > MOST_GROWTH  # also from -inf; not where both are -inf, as NaN is not greater
+        new = gl.where(grows, highest, top)
+        base = gl.where(new == float("-inf"), 0.0, new)
+        x = gl.exp2(s * scale - base[:, None])
+        factor = gl.where(grows, gl.exp2(top - base), 1.0)
+    else:
+        new = gl.maximum(top, highest)
+        base = gl.where(new == float("-inf"), 0.0, new)
+        x = gl.exp2(s * scale - base[:, None])
+        factor = gl.exp2(top - base)
+    return new, x, factor
 
 
 @gluon.jit

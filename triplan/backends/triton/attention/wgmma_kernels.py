@@ -19,7 +19,9 @@ ones, whose accumulators are a tuple of one for each chunk of a value.
 
 from triplan.backends.runtime.gluon import gl, gluon, load_tile, mbarrier, store_wait, warpgroup_mma_wait
 from triplan.backends.triton.attention.wgmma_block_kernels import (
+    LAGGING_COLUMNS,
     added,
+    exponentials,
     finished,
     first_softmax,
     positive,
@@ -27,6 +29,7 @@ from triplan.backends.triton.attention.wgmma_block_kernels import (
     row_max,
     row_sum,
     scaled,
+    scaled_seldom,
     scores,
     write,
     zeros,
@@ -182,12 +185,13 @@ def steps(
     """All steps of a tile after its first: n - 1 blocks without a mask.
 
     ``acc``, of (ROWS, WIDTH) each, and ``x`` (ROWS, BLOCK), the exponentials of the block before, are f32. ``top`` is
-    the running maximum of each row, as a base-2 logarithm, ``total`` its running sum. ``x`` is rounded to ``dtype``
-    only where it is multiplied: bf16 values carried by a loop would be unpacked and packed again. Q, in slot ``which``,
-    is free after the last scores.
+    the base of each row (see ``exponentials``), ``total`` its running sum. ``x`` is rounded to ``dtype`` only where it
+    is multiplied: bf16 values carried by a loop would be unpacked and packed again. Q, in slot ``which``, is free after
+    the last scores.
     """
     sq, sk, sv, _, _, q_empty, k_full, k_empty, v_full, v_empty = ring
     A: gl.constexpr = gl.DotOperandLayout(0, L, 2)
+    LAGGING: gl.constexpr = WIDTH * VALUES >= LAGGING_COLUMNS
     for i in range(n - 1):
         last = slot
         last_phase = phase
@@ -204,16 +208,14 @@ def steps(
         if AHEAD == 1:  # before the exponentials, so that the next tile's Q arrives meanwhile
             mbarrier.arrive(q_empty.index(which), count=1, pred=i == n - 2)
         # The scale is not negative (``positive``), so one multiplication per row is enough for the maxima.
-        new = gl.maximum(top, row_max(s, TREE) * scale)
-        # A row may be all -inf so far, if its scores overflowed: -inf - -inf would be NaN.
-        base = gl.where(new == float("-inf"), 0.0, new)
-        x = gl.exp2(s * scale - base[:, None])
-        factor = gl.exp2(top - base)
+        top, x, factor = exponentials(s, top, row_max(s, TREE) * scale, scale, LAGGING)
         total = rescaled(total, factor) + row_sum(x)
         acc, x = finished(acc, x, VALUES)
         mbarrier.arrive(v_empty.index(last), count=1)
-        acc = scaled(acc, factor, L, VALUES)
-        top = new
+        if LAGGING:
+            acc = scaled_seldom(acc, factor, L, VALUES)
+        else:
+            acc = scaled(acc, factor, L, VALUES)
     mbarrier.arrive(q_empty.index(which), count=1, pred=(AHEAD > 1) | (n == 1))
     return acc, x, top, total, slot, phase
 
