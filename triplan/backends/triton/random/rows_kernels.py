@@ -27,24 +27,6 @@ def _start(outer, row, sizes, strides, TURNED):
 
 
 @jit
-def _results(seed, offset, counter, parameters, NUMBER, PAIRED, WIDE, OUT):
-    """The results of the elements of ``counter`` [rows, counters], side by side: [rows, elements].
-
-    Numbers are computed of each word by itself: joined words would be exchanged between threads before the results are,
-    which are as wide or narrower.
-    """
-    found = elements_of(seed, offset, counter, parameters, NUMBER, PAIRED, WIDE)
-    results = ()
-    for i in tl.static_range(len(found)):
-        results = results + ((found[i] if PAIRED else NUMBER(found[i], None, parameters, OUT)).to(OUT),)
-    if WIDE:
-        joined = tl.join(results[0], results[1])
-    else:
-        joined = tl.join(tl.join(results[0], results[2]), tl.join(results[1], results[3]))
-    return joined.reshape(counter.shape[0], counter.shape[1] * len(found))
-
-
-@jit
 def _write(
     out, x, parameters, state, out_start, x_start, out_strides, x_strides, counter, column, live, NUMBER, PAIRED, WIDE,
     TURNED,
@@ -54,16 +36,18 @@ def _write(
     counter: [rows, columns / words of a counter], whose words stand side by side; out_start, x_start: [rows].
     """
     seed, offset = state_of(state)
-    OUT: tl.constexpr = out.dtype.element_ty
-    if x is None:
-        found = _results(seed, offset, counter, parameters, NUMBER, PAIRED, WIDE, OUT)
-    else:
-        a, b = pairs(seed, offset, counter, WIDE)
+    a, b = pairs(seed, offset, counter, WIDE)
+    given = None
+    if x is not None:
         at = x + (x_start[:, None] + _along(column, x_strides[2]))
         given = load_tile(at, live, None, x_strides[2] is None or (TURNED and x_strides[1] is None))
-        found = NUMBER(tl.join(a, b).reshape(live.shape), given, parameters, OUT).to(OUT)
+    if PAIRED:
+        first, second = NUMBER(a, b, parameters)
+        found = tl.join(first, second).reshape(live.shape)
+    else:
+        found = NUMBER(tl.join(a, b).reshape(live.shape), given, parameters, out.dtype.element_ty)
     to = out + (out_start[:, None] + _along(column, out_strides[2]))
-    store_tile(to, found, live, out_strides[2] is None or (TURNED and out_strides[1] is None))
+    store_tile(to, found.to(out.dtype.element_ty), live, out_strides[2] is None or (TURNED and out_strides[1] is None))
 
 
 @jit
@@ -77,10 +61,14 @@ def _write_shifted(
     positions of the tile, so that neighbouring rows are neighbours in memory. The last columns are not ``live``.
     """
     seed, offset = state_of(state)
-    if x is None:
-        found = _results(seed, offset, counter, parameters, NUMBER, PAIRED, WIDE, out.dtype.element_ty)
+    a, b = pairs(seed, offset, counter, WIDE)
+    if PAIRED:
+        first, second = NUMBER(a, b, parameters)
+        found = tl.join(first, second).reshape(live.shape).to(out.dtype.element_ty)
+    elif x is None:
+        found = NUMBER(tl.join(a, b).reshape(live.shape), None, parameters, out.dtype.element_ty)
+        found = found.to(out.dtype.element_ty)
     else:
-        a, b = pairs(seed, offset, counter, WIDE)
         found = tl.join(a, b).reshape(live.shape)
     own = tl.arange(0, live.shape[1])[None, :]
     found = tl.gather(found, tl.minimum(own + skipped[:, None], live.shape[1] - 1), 1)
