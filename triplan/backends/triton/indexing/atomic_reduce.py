@@ -9,7 +9,7 @@ from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import bits, values
 from triplan.backends.triton.indexing import atomics, ordered_reduce, points_kernels as kernels
-from triplan.backends.triton.indexing.costs import SWAP_US, index_us, meeting, most_meeting
+from triplan.backends.triton.indexing.costs import index_us, meeting, most_meeting, turn_us
 from triplan.backends.triton.indexing.geometry import geometry
 from triplan.backends.triton.indexing.points import REPEATED_ELEMENTS, Point, repeated
 from triplan.backends.triton.indexing.registration import ADDED, entry
@@ -23,6 +23,9 @@ from triplan.sku import Target
 EXTREME = 0.55
 #: Microseconds of a swap behind the load that it follows.
 SWAPPED_US = 0.5
+#: Microseconds from a swap of an element to the next that succeeds. From products of few factors (1:12, 3:87, 12:35 and
+#: 13:13 of ``bench anywhere indexing``, whose factors are odd) on an H200, by a run that is not published.
+ROUND_US = 0.45
 #: Swaps per microsecond, where many programs try again. From five products, of which 27 to 757 meet in an element, on
 #: an H200, by a run that is not published. (Older files of ``bench/results`` have even factors: products become 0.)
 SWAPS_PER_US = 4.5e4
@@ -36,11 +39,12 @@ def rank(desc: IndexingDescriptor, target: Target) -> float:
     if desc.op != "scatter_prod":
         return LAUNCH_US + index_us(g) + EXTREME * changed_us
     # Of those that meet in an element one succeeds at a time: a try takes the latency of a swap, and the element in
-    # which most meet is done last; or all tries together take the throughput. On average each element that is visited
-    # at a time tries half as often as there are others to meet.
+    # which most meet is done last; or all tries together take the throughput, of all programs or of the few parts of
+    # the cache that hold a small table. On average each element that is visited at a time tries half as often as there
+    # are others to meet.
     resident = min(g.numel, target.sm_count * RESIDENT * REPEATED_ELEMENTS)
-    tries_us = resident * meeting(g) / 2 / SWAPS_PER_US
-    return LAUNCH_US + index_us(g) + SWAPPED_US + max(SWAP_US * (most_meeting(g) - 1), changed_us + tries_us)
+    tries_us = resident * meeting(g) / 2 * max(1 / SWAPS_PER_US, turn_us(g, desc.element.itemsize))
+    return LAUNCH_US + index_us(g) + SWAPPED_US + max(ROUND_US * (most_meeting(g) - 1), changed_us + tries_us)
 
 
 def numerics(desc: ScatterReduceDescriptor) -> str:

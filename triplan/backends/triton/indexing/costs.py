@@ -63,10 +63,13 @@ def meeting(g: Geometry) -> float:
 
 
 def most_meeting(g: Geometry) -> float:
-    """How many contributions are expected to meet in the element that most of them meet in: of ``g.table.numel`` counts
-    around a mean the largest, or what surely meets."""
+    """How many contributions are expected to meet in the element that most of them meet in: the largest of
+    ``g.table.numel`` counts, each of ``g.fold[1]`` contributions of which one in ``g.slots`` comes, or what surely
+    meets."""
     mean = g.fold[1] / max(g.slots, 1)
-    return max(alike(g), mean + math.sqrt(2 * mean * math.log(max(g.table.numel, 1))))
+    # The largest of n normal deviates is about sqrt(2 log(n / 4)).
+    deviates = math.sqrt(2 * math.log(max(g.table.numel / 4, 1)))
+    return max(alike(g), mean + deviates * math.sqrt(mean * (1 - 1 / max(g.slots, 1))))
 
 
 def turns_us(g: Geometry, itemsize: int) -> float:
@@ -75,7 +78,13 @@ def turns_us(g: Geometry, itemsize: int) -> float:
     last = max((d for d, n in enumerate(g.sizes) if n > 1), default=0)
     if last not in g.loop or (g.slots > 1 and g.index_axes[last] not in g.index.layout.zero_axes):
         return 0.0
-    return TURN_US * g.numel / max(g.table.numel * itemsize / PART_BYTES, 1)
+    return turn_us(g, itemsize) * g.numel
+
+
+def turn_us(g: Geometry, itemsize: int) -> float:
+    """Microseconds of one of many atomics on a table of ``itemsize`` bytes per element, at least: the parts of the
+    cache that hold it work side by side."""
+    return TURN_US / max(g.table.numel * itemsize / PART_BYTES, 1)
 
 
 def queued_us(writes: float, nbytes: int) -> float:
