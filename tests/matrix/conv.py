@@ -13,6 +13,7 @@ from matrix import VECTORS, Build, Patterns, compiles, planned
 
 LAST = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
 ORDERED = tp.Layout.strided(order=(0, 2, 3, 1), alignment=16)
+EIGHTS = ORDERED.model_copy(update={"stride_multiple": 8})
 SIZES: dict[str, Any] = {"batch": 64, "height": 56, "width": 56, "kernel": (3, 3), "padding": (1, 1, 1, 1)}
 #: Copies of 16 bytes from memory to shared memory, which run while tiles are multiplied.
 COPIES = r"cp\.async\.cg\.shared\.global \[[^\]]+\], \[[^\]]+\], 0x10"
@@ -71,6 +72,7 @@ def pointwise(op: str) -> Iterator[tp.Descriptor]:
         (79, 125, bias),
         (128, 94, {}),
         (16, 7, bias),
+        (48, 16, {}),
     ):
         desc = cls(
             element="bf16",
@@ -82,8 +84,9 @@ def pointwise(op: str) -> Iterator[tp.Descriptor]:
             kernel=(1, 1),
             **more,
         )
+        ordered = EIGHTS if (channels, filters) == (48, 16) else ORDERED
         yield desc.replace(
-            layouts={o.name: ORDERED for o in desc.operands() if o.name != "weight" and len(o.shape) == 4}
+            layouts={o.name: ordered for o in desc.operands() if o.name != "weight" and len(o.shape) == 4}
         )
 
 
