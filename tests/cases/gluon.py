@@ -23,7 +23,7 @@ from triplan.backends.runtime import gluon as runtime
 from triplan.backends.runtime.gluon import gl
 from triplan.backends.runtime.launch import Counter, Float, Int, Launch, Ptr, Scalar, Scratch, Stride, TensorMap
 from triplan.backends.triton import attention, conv, gemm
-from triplan.backends.triton.common import meeting_kernels, registers_kernels, rings_kernels
+from triplan.backends.triton.common import meeting_kernels, rings_kernels
 from triplan.sku import ElementKind
 
 Tensor = torch.Tensor
@@ -34,7 +34,7 @@ MODULES = {
         for name, module in vars(family).items()
         if name.startswith(("wgmma", "banded", "mma", "fma")) and name.endswith("_kernels")
     ]
-    + [meeting_kernels, registers_kernels, rings_kernels]
+    + [meeting_kernels, rings_kernels]
     for family in (attention, conv, gemm)
 }
 _TORCH = {
@@ -92,7 +92,7 @@ def _lifted(name: str) -> Callable[..., Any]:
 
 
 ARITHMETIC = ("add", "radd", "sub", "rsub", "mul", "rmul")
-for _name in (*ARITHMETIC, "truediv", "rtruediv", "floordiv", "lt", "le", "gt", "ge", "eq", "and", "or"):
+for _name in (*ARITHMETIC, "truediv", "rtruediv", "lt", "le", "gt", "ge", "eq", "and", "or"):
     setattr(Value, f"__{_name}__", _lifted(f"__{_name}__"))
 
 
@@ -453,7 +453,7 @@ def _language(state: Shared) -> dict[str, Any]:
         program_id=lambda axis: Number(state.program),
         **dict.fromkeys(("BlockedLayout", "DotOperandLayout", "NVMMADistributedLayout", "SliceLayout"), layout),
         **dict.fromkeys(("NVMMASharedLayout", "SharedLinearLayout", "SwizzledSharedLayout"), layout),
-        static_range=lambda *ends: map(Number, range(*ends)),
+        static_range=range,
         sqrt=lambda x: Number(math.isqrt(int(x))),
         store=store,
         sum=lambda x, axis: Value(x.data.sum(axis)),

@@ -12,8 +12,8 @@ import triplan as tp
 from matrix import VECTORS, Build, Patterns, compiles, planned
 
 LAST = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
-LOOSE = tp.Layout.strided(unit_axis=1, alignment=4)
 ORDERED = tp.Layout.strided(order=(0, 2, 3, 1), alignment=16)
+EIGHTS = ORDERED.model_copy(update={"stride_multiple": 8})
 SIZES: dict[str, Any] = {"batch": 64, "height": 56, "width": 56, "kernel": (3, 3), "padding": (1, 1, 1, 1)}
 #: Copies of 16 bytes from memory to shared memory, which run while tiles are multiplied.
 COPIES = r"cp\.async\.cg\.shared\.global \[[^\]]+\], \[[^\]]+\], 0x10"
@@ -57,7 +57,7 @@ def ragged(op: str) -> Iterator[tp.Descriptor]:
     """Channels first, and channels last that are not read in vectors."""
     for desc in islice(boxes(op), 2):
         yield desc.replace(layouts={})
-        loose = dict.fromkeys((name for name, _ in desc.layouts), LOOSE)
+        loose = {name: tp.Layout.strided(unit_axis=1, alignment=4) for name, _ in desc.layouts}
         yield desc.replace(in_channels=127, out_channels=129, layouts=loose)
 
 
@@ -72,6 +72,7 @@ def pointwise(op: str) -> Iterator[tp.Descriptor]:
         (79, 125, bias),
         (128, 94, {}),
         (16, 7, bias),
+        (48, 16, {}),
     ):
         desc = cls(
             element="bf16",
@@ -83,21 +84,9 @@ def pointwise(op: str) -> Iterator[tp.Descriptor]:
             kernel=(1, 1),
             **more,
         )
+        ordered = EIGHTS if (channels, filters) == (48, 16) else ORDERED
         yield desc.replace(
-            layouts={o.name: ORDERED for o in desc.operands() if o.name != "weight" and len(o.shape) == 4}
-        )
-
-
-def fmas(op: str) -> Iterator[tp.Descriptor]:
-    """Of every width of tiles, alone and after wider ones; in steps of 8 and 16 channels, in vectors and copied."""
-    cls: Any = tp.descriptor_types()[op]
-    bias = {"has_bias": True, "stride": (2, 2)} if op == "conv2d" else {}
-    for features, channels, more in ((256, 64, {}), (64, 40, bias), (32, 64, {}), (16, 40, {}), (131, 63, bias)):
-        sizes = (features, channels) if op == "conv2d_backward_input" else (channels, features)
-        desc = cls(element="f32", in_channels=sizes[0], out_channels=sizes[1], **{**SIZES, **more})
-        yield desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 4})
-        yield desc.replace(
-            layouts={} if features == 256 else {o.name: LOOSE for o in desc.operands() if len(o.shape) == 4}
+            layouts={o.name: ordered for o in desc.operands() if o.name != "weight" and len(o.shape) == 4}
         )
 
 
@@ -110,8 +99,6 @@ def asks(arch: str, desc: Any, entry: str, name: str) -> Patterns:
         return (r"wgmma\.mma_async" if arch == "sm90a" else r"mma\.sync",), ()
     if entry == "dots":
         return (r"fma\.rn\.f(32|64)",), (r"mma",)
-    if entry == "fma":
-        return ((r"fma\.rn\.f32", COPIES), (r"mma",)) if name == "conv2d_fma_kernel" else ((), ())
     if entry == "banded":
         return ((r"mma\.sync", COPIES) if name != "conv2d_fold_kernel" else ()), ()
     if entry == "depthwise" and desc.in_channels == 128 and name != "conv2d_fold_kernel":
@@ -137,7 +124,6 @@ def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
         "wgmma": boxes(op),
         "converted_wgmma": ragged(op),
         "pointwise": pointwise(op),
-        "fma": fmas(op),
     }
     for build in planned(op, entry, target, found.get(entry, problems(op)), partial(asks, target.arch.value)):
         # With Triton 3.9 registers spill where each channel is a group. ``depthwise`` is for these.

@@ -280,15 +280,17 @@ def test_pixels_in_one_piece(sizes: tuple[int, int], element: str, each: int, mo
 
 
 def test_what_lies_in_one_piece_is_not_copied() -> None:
-    """What TMA can map, gaps between pixels, and many channels are left to other kernels."""
+    """Whole blocks that TMA can map, gaps between pixels, and many channels are left to other kernels."""
     ordered = tp.Layout.strided(order=(0, 2, 3, 1), alignment=16)
     eights = tp.Layout.strided(order=(0, 2, 3, 1), alignment=16, stride_multiple=8)
     many = {"batch": 256, "height": 19, "width": 19, "kernel": (1, 1), "element": "f16"}
     desc = tp.Conv2dDescriptor(**many, in_channels=95, out_channels=108, layouts={"x": ordered, "out": ordered})
     for arch in (H200, tp.Target.preset("a100")):
         assert tp.plan(desc, target=arch).sku().kernel == "pointwise"
+    mapped = desc.replace(in_channels=16, out_channels=96, layouts={"x": eights, "out": eights})
+    assert tp.plan(mapped, target=H200).sku().kernel == "pointwise"
     for other, reason in (
-        (desc.replace(in_channels=96, out_channels=112, layouts={"x": eights, "out": eights}), "TMA can map"),
+        (mapped.replace(in_channels=64, out_channels=128), "TMA can map"),
         (desc.replace(layouts={"x": ordered, "out": LAST}), "without gaps"),
         (desc.replace(layouts={}), "without gaps"),
         (desc.replace(in_channels=129), "129 channels to sum; it takes 1 to 128"),

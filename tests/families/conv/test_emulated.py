@@ -16,7 +16,7 @@ from cases.gluon import emulate
 import triplan as tp
 from triplan import testing
 from triplan.backends.runtime.launch import Int, Launch, Scratch
-from triplan.backends.triton.conv import fma, wgmma_division, wgmma_tiles
+from triplan.backends.triton.conv import wgmma_division, wgmma_tiles
 from triplan.sku.facts import forget_facts
 
 #: So few programs that each has several tiles.
@@ -37,13 +37,13 @@ OPS = ("conv2d", "conv2d_backward_input", "conv2d_backward_weight")
 
 
 def drawn(desc: tp.Descriptor) -> dict[str, Any]:
-    """Small integers, whose sums are exact, with channels last if layouts are promised; outputs are NaN."""
+    """Small integers, whose sums are exact, with channels last; outputs are NaN."""
     g = torch.Generator().manual_seed(0)
     found = {}
     for o in desc.operands():
         t = torch.randint(-2, 3, o.shape, generator=g).to(o.element.torch)
         t = torch.full_like(t, torch.nan) if o.is_written else t
-        found[o.name] = t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 and desc.layouts else t
+        found[o.name] = t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t
     return found
 
 
@@ -451,24 +451,3 @@ def test_bands_meet_no_infinity_that_taps_do_not() -> None:
     wanted = compute(desc, {name: x[name].double() for name in ("x", "dout")})["dweight"]
     assert 0 < wanted.isfinite().sum() < wanted.numel()
     assert torch.equal(x["dweight"].isfinite(), wanted.isfinite())
-
-
-@pytest.mark.parametrize(
-    ("op", "name"), [(op, name) for op in OPS[:2] for name in (*CASES, *RAGGED) if op == OPS[0] or "stride" not in name]
-)
-def test_fmas(op: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every tile, and features that are left over by wide ones; channels last, in vectors or not, and first."""
-    sizes, options = (CASES | RAGGED)[name]
-    if op == OPS[1]:
-        options = {**options, "stride": (1, 1)}
-    desc = problem(op, sizes, options, element="f32").replace(math=None)
-    found = fma._pieces_of(fma.features(desc))
-    forget_facts()
-    try:
-        for pieces in [p for p in found if len(p) > 1 or p[0].tile == fma.TILES[-1]]:
-            monkeypatch.setattr(fma, "pieces", lambda *_, chosen=pieces: chosen)
-            check_emulated("fma", desc)
-            if name in ("same", "ragged"):
-                check_emulated("fma", desc.replace(layouts={}))
-    finally:
-        forget_facts()

@@ -14,8 +14,7 @@ from triplan.backends.runtime.gluon import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triplan.backends.triton.attention.wgmma_shared_kernels import LN_2, ROWS
-from triplan.backends.triton.common.registers_kernels import opaque
+from triplan.backends.triton.attention.wgmma_shared_kernels import LN_2, ROWS, opaque
 from triplan.backends.triton.common.rings_kernels import matrix
 
 #: Accumulator columns from which on bases lag (see ``exponentials``). A step's vote and branch, across which ptxas

@@ -41,8 +41,8 @@ from triplan.backends.triton.attention.wgmma_shared_kernels import (
     bar_arrive,
     bar_sync,
     numbered_tile,
+    opaque,
 )
-from triplan.backends.triton.common.registers_kernels import opaque
 from triplan.backends.triton.common.rings_kernels import next_slot
 
 

@@ -35,6 +35,12 @@ def bar_arrive(which, THREADS: gl.constexpr):
 
 
 @gluon.jit
+def opaque(x):
+    """``x`` (an i32 scalar), hidden from the compiler: it cannot move what depends on ``x`` out of a loop."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [gl.to_tensor(x)], gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def numbered_tile(index, tiles, heads, section, turning, programs=None):
     """(tile of a head, head) of tile number ``index`` of ``tiles`` * ``heads``.
 

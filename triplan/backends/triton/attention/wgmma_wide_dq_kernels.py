@@ -18,9 +18,8 @@ from triplan.backends.runtime.gluon import (
 )
 from triplan.backends.triton.attention.wgmma_block_kernels import added, finished, scores, zeros
 from triplan.backends.triton.attention.wgmma_kernels import load_chunks
-from triplan.backends.triton.attention.wgmma_shared_kernels import LOG2_E, ROWS, numbered_tile
+from triplan.backends.triton.attention.wgmma_shared_kernels import LOG2_E, ROWS, numbered_tile, opaque
 from triplan.backends.triton.attention.wgmma_wide_kernels import rescaled_by, write_wide
-from triplan.backends.triton.common.registers_kernels import opaque
 from triplan.backends.triton.common.rings_kernels import next_slot
 
 

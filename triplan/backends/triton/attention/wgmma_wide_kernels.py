@@ -34,9 +34,9 @@ from triplan.backends.triton.attention.wgmma_shared_kernels import (
     ROWS,
     bar_sync,
     numbered_tile,
+    opaque,
     row_values,
 )
-from triplan.backends.triton.common.registers_kernels import opaque
 from triplan.backends.triton.common.rings_kernels import matrix, next_slot
 
 

@@ -1,8 +1,9 @@
-"""Kernel ``pointwise``: filters of one tap over channels that TMA cannot map, channels last without gaps; no copies.
+"""Kernel ``pointwise``: filters of one tap over few channels or any that TMA cannot map, last without gaps.
 
-Such pixels are the rows of a matrix that lies in one piece. ``converted_wgmma`` reads and writes them twice, for copies
-with whole vectors of channels. Of few channels the products take less time than the memory: so tiles are read through
-pointers, element by element where rows begin anywhere, by programs that have few instructions for each.
+Such pixels are the rows of a matrix that lies in one piece. Where TMA cannot map them, ``converted_wgmma`` reads and
+writes them twice, for copies with whole vectors of channels; where it can, ``wgmma`` takes as long for a part of a
+block of channels as for all of it. Of few channels the products take less time than the memory: so tiles are read
+through pointers, element by element where rows begin anywhere, by programs that have few instructions for each.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from triplan.backends.triton.common.strides import axis_strides, count, known_st
 from triplan.backends.triton.conv import shared, wgmma
 from triplan.backends.triton.conv.copies import VECTOR
 from triplan.backends.triton.conv.pointwise_kernels import conv2d_pointwise_kernel
-from triplan.backends.triton.conv.wgmma_tiles import features_of, reduced
+from triplan.backends.triton.conv.wgmma_tiles import CHANNELS, features_of, reduced
 from triplan.descriptors import Conv2dBackwardInputDescriptor, Conv2dDescriptor, Operand
 from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku import PrecisionGuarantee, Support, Target
@@ -71,8 +72,8 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
         return Support.no(
             "it takes one group, kernels of one tap, strides of 1, no padding, channels last without gaps"
         )
-    if not any(o in wgmma.unmapped(desc) for o in _images(desc)):
-        return Support.no("TMA can map what is read and what is written")
+    if not any(o in wgmma.unmapped(desc) or o.shape[1] < CHANNELS for o in _images(desc)):
+        return Support.no(f"TMA can map what is read and what is written, which has {CHANNELS} channels or more")
     most = MOST_ELEMENTS // (BLOCK_M + _wide(desc))
     if reduced(desc) == 0 or _deep(desc) > most:
         return Support.no(

@@ -22,12 +22,12 @@ from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku import ArchSku, MathPrecision, Target
 
 #: TFLOP/s of a whole card, by the precision of the multiplicands and architecture. Measured for tf32 on an H100 with
-#: channels last; otherwise untuned.
+#: channels last, and for f32 on an H200; otherwise untuned.
 TERAFLOPS = {
     MathPrecision.F16: {ArchSku.SM90A: 300.0, ArchSku.SM80: 150.0},
     MathPrecision.BF16: {ArchSku.SM90A: 300.0, ArchSku.SM80: 150.0},
     MathPrecision.TF32: {ArchSku.SM90A: 65.0, ArchSku.SM80: 70.0},
-    MathPrecision.F32: {ArchSku.SM90A: 25.0, ArchSku.SM80: 8.0},
+    MathPrecision.F32: {ArchSku.SM90A: 33.0, ArchSku.SM80: 8.0},
     MathPrecision.F64: {ArchSku.SM90A: 25.0, ArchSku.SM80: 8.0},
 }
 #: How much of that rate the gradient of weight reaches in tf32, as mma.sync reads its factors across. From drawn
@@ -36,15 +36,15 @@ TURNED_RATE = 0.8
 #: How many times as much it reaches with CHANNELS_TF32 channels, as a step of half as many has four fifths of the
 #: instructions. From drawn problems on an H200.
 WIDE_RATE = 1.6
-#: How many times as long products take whose factors are read element by element, by their bytes. Of f64 from drawn
-#: problems on an H200, otherwise untuned.
-SCATTERED = {2: 8.0, 4: 8.0, 8: 1.0}
+#: How many times as long products take whose factors are read element by element, by their bytes. Of tf32 and f64 from
+#: drawn problems on an H200, otherwise untuned.
+SCATTERED = {2: 8.0, 4: 4.0, 8: 1.0}
 #: As SCATTERED, of the gradient of weight: its pixels, which are summed, are adjacent instead, and elements of 4 bytes
 #: are copied while tiles are multiplied. From drawn problems on an H200, of 2 and 4 bytes.
 SCATTERED_SUMS = {2: 4.0, 4: 1.0, 8: 1.0}
 #: TFLOP/s of FMAs, by whether weights are adjacent along the features; along what is summed, few threads find them in
 #: different banks. Measured on an H200, where large problems reach more of those along the features.
-FMA_TERAFLOPS = {False: 13.0, True: 25.0}
+FMA_TERAFLOPS = {False: 13.0, True: 33.0}
 #: Microseconds of one multiprocessor for an element of a step of pairs of a tap and a channel, by its bytes. From drawn
 #: problems on an H200, of f16, tf32 and f64.
 FLAT_US = {2: 4e-4, 4: 7e-4, 8: 4e-4}
@@ -69,6 +69,8 @@ RESULT_US = 3.5e-4
 #: Microseconds of a step in which a program waits for what it reads; also of the gradient of weight. On an H200, of
 #: elements of 2 bytes.
 STEP_US = {False: 0.5, True: 1.0}
+#: As STEP_US, of FMAs. From drawn problems on an H200.
+FMA_STEP_US = 0.3
 #: Microseconds of one multiprocessor for a step of narrow tiles of 2 bytes, and bytes that it then reads in each; how
 #: many times as long steps take that mask channels. On an H100, of 16 to 48 channels.
 NARROW_US, READ_PER_US, MASKED = 0.13, 7.9e4, 1.6
@@ -81,6 +83,9 @@ WAIT_US, LOAD_US, PRODUCT_US, RESIDENT = 0.3, 0.047, 0.008, 1.7
 #: Such programs of the gradient of weight, by the bytes of an element: of 2 if a factor is read in vectors at least, so
 #: that a program holds fewer registers; those of 8 have steps of half as many pixels. From drawn problems on an H200.
 RESIDENT_SUMS = {2: 2.3, 4: RESIDENT, 8: 2.9}
+#: As PRODUCT_US, of FMAs by whether weights are adjacent along the features, for the reason of FMA_TERAFLOPS. From
+#: drawn problems on an H200.
+FMA_US = {False: 0.013, True: 0.002}
 #: How much of the time of such loads, and of such products, programs take of which few run.
 LONE, SOLO = 0.7, 0.2
 
@@ -119,7 +124,7 @@ def estimated_us(tiling: Tiling, desc: Conv2dProblem, target: Target) -> float:
         work *= (SCATTERED_SUMS if shared.of_weight(desc) else SCATTERED)[desc.element.itemsize]
     steps, launched = products // (tile.m * tile.n * tile.k), max(tiling.programs(desc), 1)
     # FMAs of a program do not hide what it waits for.
-    chain = (work * target.sm_count + steps * STEP_US[False]) / launched if by_fma(desc) else 0.0
+    chain = (work * target.sm_count + steps * FMA_STEP_US) / launched if by_fma(desc) else 0.0
     rates = RAGGED_SUMS_PER_US if shared.of_weight(desc) else RAGGED_PER_US
     ragged = _ragged(tiling, desc) / rates[desc.element.itemsize]
     one_factor = _ragged(tiling, desc) <= tile.k * max(tile.m, tile.n)
@@ -175,7 +180,8 @@ def _step_us(tiling: Tiling, desc: Conv2dProblem, target: Target) -> float:
         each = 1.5 / vector if whole else 1.5 if scattered else 1.0
         found += load_us * each * tile.k * tile.m / (32 * tile.warps)
     if desc.multiplicands in (MathPrecision.F32, MathPrecision.F64):
-        found += PRODUCT_US * max(busy, SOLO) * tile.k * tile.m * tile.n / (32 * tile.warps)
+        product_us = FMA_US[along_features(desc)] if by_fma(desc) else PRODUCT_US
+        found += product_us * max(busy, SOLO) * tile.k * tile.m * tile.n / (32 * tile.warps)
     return found
 
 

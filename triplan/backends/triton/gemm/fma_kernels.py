@@ -14,7 +14,6 @@ from triplan.backends.runtime.gluon import (
     previous_wait,
     thread_barrier,
 )
-from triplan.backends.triton.common.registers_kernels import multiply_step
 from triplan.backends.triton.common.rings_kernels import tile_of
 from triplan.backends.triton.gemm import tiles_kernels
 
@@ -62,6 +61,15 @@ def start_copies(factors, ring, slot, left, A_HELD: gl.constexpr):
         copy_block(sa.index(slot), a_at, mask=a_in & (a_depth < left))
     copy_block(sb.index(slot), b_at, mask=b_in & (b_depth < left))
     copies_committed()
+
+
+@gluon.jit
+def multiply_step(acc, x, y, layout: gl.constexpr):
+    """acc + x @ y, for blocks (BLOCK_M, BLOCK_K) and (BLOCK_K, BLOCK_N) in shared memory, both read along C."""
+    BLOCK_K: gl.constexpr = x.shape[1]
+    for i in gl.static_range(BLOCK_K):
+        acc += x.slice(i, 1, dim=1).load(layout) * y.slice(i, 1, dim=0).load(layout)
+    return acc
 
 
 @gluon.jit
