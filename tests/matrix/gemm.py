@@ -208,7 +208,12 @@ def others(op: str, entry: str, target: tp.Target) -> Iterator[tuple[tp.Descript
         turned += [d.replace(epilogue="identity", layouts={"a": COLUMN, "c": COLUMN}) for d in (wide, odd)]
         few, many = wide.replace(n=21, layouts={"a": LOOSE_COLUMN}), wide.replace(n=12288)
         rows = wide.replace(n=32, k=4101)
-        for desc in (wide, odd, many, *turned, few, few.replace(n=32, layouts={"a": COLUMN}), rows, rows.replace(n=21)):
+        narrow = (few, few.replace(n=32, layouts={"a": COLUMN}), rows, rows.replace(n=21))
+        # A bias: the product is not computed as its transpose.
+        low = [
+            d.replace(m=32, epilogue="bias_silu") for d in (wide, odd, turned[0], odd.replace(layouts={"b": COLUMN}))
+        ]
+        for desc in (wide, odd, many, *turned, *narrow, *low):
             for split in fma.splits_of(desc, target):
                 if split.pieces <= 2:
                     yield desc, overlapping(fma.launches(desc, split), target)

@@ -12,6 +12,7 @@ from cases.gemm import COLUMN, LOOSE_COLUMN, LOOSE_ROW, ROW, backward_grid, batc
 import triplan as tp
 from triplan.backends.triton.gemm import fma
 from triplan.backends.triton.gemm.split_k import Split
+from triplan.backends.triton.gemm.tile_costs import RESERVED_SHARED_BYTES
 from triplan.backends.triton.gemm.tile_shapes import programs_of
 
 SQUARE = tp.GemmDescriptor(m=4096, n=4096, k=4096, element="f32")
@@ -190,6 +191,31 @@ def test_narrow_tiles_of_rows_store_vectors_where_single_elements_would_spill() 
 
 
 @compiles
+@pytest.mark.parametrize(("n", "k"), [(384, 4096), (379, 4095)])
+def test_few_rows_that_are_not_multiplied_as_columns_have_a_low_tile(n: int, k: int) -> None:
+    """Its eight programs share the memory of a multiprocessor, and fewer than 17 rows do not have it."""
+    desc = tp.BatchedGemmDescriptor(batch=64, m=32, n=n, k=k, element="f32", epilogue="bias_silu")
+    plan, tile = required(desc, "fma", H200), fma.cheapest(desc, H200).tile
+    assert (fma.turned(desc), tile.m, tile.n) == (None, 32, 128)
+    assert fma.RESIDENT_WARPS // tile.warps * (tile.shared_bytes(4) + RESERVED_SHARED_BYTES) <= H200.shared_memory
+    assert [found.spill_bytes for found in plan.compile()] == [0] * len(plan.launches)
+    for m in (16, 33):
+        assert min(split.tile.m for split in fma.splits_of(desc.replace(m=m), H200)) == 64
+
+
+@compiles
+@pytest.mark.parametrize("layouts", [{"a": COLUMN, "b": COLUMN, "c": ROW}], ids=str)
+def test_the_tile_of_few_rows_does_not_spill_where_single_elements_are_stored(layouts: dict[str, Any]) -> None:
+    desc = tp.GemmDescriptor(m=32, n=379, k=400, element="f32", epilogue="silu", layouts=layouts)
+    split = Split(fma.TILES[-1], 1)
+    found = fma.launches(desc, split)
+    assert [x.kernel.__name__ for x in found] == [COPY, KERNEL, SUMS]
+    entry = next(e for e in tp.TABLE.rows("gemm") if e.name == "fma")
+    plan = plan_with(desc, "low", found, fma.workspace_with(desc, split), entry.guarantee, H200)
+    assert [record.spill_bytes for record in plan.compile()] == [0] * len(found)
+
+
+@compiles
 @pytest.mark.parametrize(
     ("layouts", "columns"),
     [({"a": LOOSE_COLUMN}, 32), ({"a": LOOSE_COLUMN, "b": COLUMN}, 32), ({}, 32), ({"a": LOOSE_ROW}, 32)],
@@ -211,7 +237,7 @@ def problems(m: int, n: int, k: int) -> Iterator[tp.Descriptor]:
 @pytest.mark.parametrize("k", [1, 203, 1024])
 def test_every_layout_on_the_gpu(k: int) -> None:
     target = tp.Target.current()
-    for m, n in ((136, 264), (3, 515)):
+    for m, n in ((136, 264), (29, 515), (3, 515)):
         found = [plan for desc in problems(m, n, k) if (plan := pinned(desc, "fma", target)) is not None]
         assert sum(check(plan, turn) for turn, plan in enumerate(found)) > 0
 

@@ -11,6 +11,7 @@ from cases.gemm import ELEMENTS, batched_grid, check, compared, grid, plan_with
 from proofs import MARKS, target
 
 import triplan as tp
+from triplan.backends.runtime.compile import BLOCK_REGISTERS
 from triplan.backends.triton.gemm import gemv, outer
 from triplan.backends.triton.gemm.gemv import Block
 
@@ -118,6 +119,19 @@ def test_a_block_shares_elements_of_a_long_vector() -> None:
     """A block of one row would load as many elements of the vector as of the matrix."""
     desc = tp.BatchedGemmDescriptor(batch=24, m=207, n=1, k=8192, element="f16")
     assert gemv.cheapest_block(desc, H200).rows > 1
+
+
+@pytest.mark.parametrize(
+    "desc",
+    [tp.GemmDescriptor(m=1, n=127, k=17450, element="f32"), tp.GemmDescriptor(m=65535, n=1, k=179, element="f16")],
+)
+def test_registers_leave_room_for_the_programs_that_costs_count(desc: tp.GemmDescriptor) -> None:
+    """Where each element has an address of its own, blocks that share much of the vector take more registers."""
+    along_k, block = gemv.matrix_of(desc)[1], gemv.cheapest_block(desc, H200)
+    assert gemv.is_elementwise(gemv.matrix_of(desc)[0])
+    assert gemv._shared(desc, block, along_k) in gemv.RESIDENT_SINGLE
+    registers = required(desc, "gemv", H200).compile()[0].registers
+    assert registers * gemv.THREADS * gemv._resident(desc, block) <= BLOCK_REGISTERS
 
 
 def test_what_is_chosen() -> None:

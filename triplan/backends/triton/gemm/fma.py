@@ -37,7 +37,7 @@ from triplan.sku import ArchSku, MathPrecision, Support, Target
 from triplan.sku.facts import fact
 
 #: Tiles of 8 rows by 16 columns for each thread, or of 16 by 8 for few columns. 255 registers a thread leave a
-#: multiprocessor 8 warps. The last is for at most 32 columns (see ``_suits``).
+#: multiprocessor 8 warps. The last three are for at most 32 columns or rows (see ``_suits``).
 TILES = (
     Tile(128, 256, 16, 8, 3),
     Tile(128, 128, 16, 4, 3),
@@ -45,11 +45,13 @@ TILES = (
     Tile(128, 64, 16, 2, 3),
     Tile(256, 32, 16, 2, 3),
     Tile(256, 32, 16, 2, 2),
+    Tile(32, 128, 16, 1, 2),
 )
-#: Columns of the narrowest tile.
-LEAST_N = 32
-#: Rows of C from which on it is computed as its transpose: fewer leave half of the narrowest tile empty, and other
-#: kernels have tiles of 16 rows, which are faster. From a run on an H200 that is not published.
+#: Columns of the narrowest tile, and rows of the lowest. Eight programs of the latter share a multiprocessor, whose
+#: shared memory has no third stage for them: each waits for its operands while seven compute.
+LEAST_N, LEAST_M = 32, 32
+#: Rows of C from which on it is computed as its transpose, or has the lowest tile: fewer leave half of the tile empty,
+#: and other kernels have tiles of 16 rows, which are faster. From a run on an H200 that is not published.
 LEAST_TURNED_M = 17
 #: C of at most so many rows, the columns of a narrow tile, is also computed as its transpose if that saves copies which
 #: take longer than C at so many bytes per microsecond, which is written by columns. Untuned.
@@ -75,8 +77,11 @@ WIDE_MFLOP_US, MFLOP_US = 2.65, 2.78
 SINGLE = 1.06
 #: Factor on it in tiles of few columns, which load more of A. From products of 33 and 73 columns on an H100.
 NARROW = 1.1
-#: The same where single elements of its rows are copied, in tiles of 64 columns and of fewer. From runs on an H200 that
-#: are not published.
+#: Factor on it in tiles of few rows, which load more of B. From the instructions of their loops where both factors are
+#: loaded one element at a time.
+LOW = 1.08
+#: The same of tiles of 64 columns and of fewer where single elements of rows of A are copied. From runs on an H200
+#: that are not published.
 NARROW_COPIED, NARROWEST_COPIED = 1.2, 1.9
 #: Bytes of partial sums per microsecond where their rows begin at any element, or those of a C without unit stride:
 #: they are written one at a time.
@@ -192,7 +197,9 @@ def _is_summed(p: Problem, split: Split) -> bool:
     heavy = desc.reads_c0 or desc.saves_pre or desc.activation == "gelu" or unit is None
     # A thread that stores along columns has elements of every column of its warp, and biases.
     heavy = heavy or (unit == 0 and desc.epilogue != "identity" and split.tile.n >= WARP_N)
-    return heavy or split.count(desc.k) > 1 or (_is_narrow(p, split) and _stores_singly(desc))
+    if _stores_singly(desc):
+        heavy = heavy or _is_narrow(p, split) or (split.tile.m <= LEAST_M and desc.epilogue != "identity")
+    return heavy or split.count(desc.k) > 1
 
 
 def _is_narrow(p: Problem, split: Split) -> bool:
@@ -292,6 +299,8 @@ def fma_us(desc: MatrixProductDescriptor, split: Split, target: Target, copied: 
         slower *= NARROWEST_COPIED if tile.n <= LEAST_N else NARROW_COPIED
     elif tile.n < WARP_N:
         slower *= NARROW
+    elif tile.m <= LEAST_M:
+        slower *= LOW
     computed = waves * resident * 2e-6 * tile.m * tile.n * split.depth(desc.k) * rate * slower
     found = FIXED_US + computed + max(waves - 1, 0) * BETWEEN_US + sum(copy.cost_us for copy in p.copies)
     if _is_summed(p, split):
@@ -327,6 +336,8 @@ def _suits(p: Problem, tile: Tile) -> bool:
     if tile.n <= LEAST_N:
         # Single elements of rows pass through the L1 cache, of which three stages leave too little for so many rows.
         return p.desc.n <= LEAST_N and (tile.stages == 2) == (is_row_major(a) and _vector(a) == 1)
+    if tile.m <= LEAST_M:
+        return LEAST_TURNED_M <= p.desc.m <= LEAST_M
     # The addresses and masks of single elements spill in the widest tile.
     return tile.warps < RESIDENT_WARPS or 1 not in (_vector(a), _vector(b))
 
@@ -387,7 +398,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="fma",
-        version=9,
+        version=10,
         elements=("f32",),
         archs=(ArchSku.SM90A,),
         features=("gluon",),

@@ -44,9 +44,9 @@ WIDTHS = (32, 128, 512)
 #: By how much a block may be smaller, for small products: fewer elements are waited for.
 SMALLER = (1, 8)
 #: Programs that a multiprocessor holds at a time, by their registers: by bytes of an element; and where each one has
-#: an address of its own, by how many of a thread share an element of the vector. Words of two elements have fewer
-#: addresses.
-RESIDENT, RESIDENT_SINGLE, RESIDENT_WORDS = {2: 3, 4: 4, 8: 4}, {1: 2, 2: 4, 4: 4, 8: 4}, 4
+#: an address of its own, by how many of a thread share an element of the vector (3: ``SHARED_BY_FEW_ROWS``). Words
+#: of two elements have fewer addresses.
+RESIDENT, RESIDENT_SINGLE, RESIDENT_WORDS = {2: 3, 4: 4, 8: 4}, {1: 2, 2: 4, 3: 3, 4: 4, 8: 4, 16: 3, 32: 2}, 4
 #: Microseconds of a kernel besides its steps. From products of one step in ``bench/results/anywhere-gemm-*``.
 FIXED_US = 0.6
 #: Microseconds of a step whose operands come from memory, and of 1000 elements of a block in one multiprocessor.
