@@ -56,20 +56,14 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
             self.which, self.version = (kernels.softmax_shifted_kernel, kernels.softmax_backward_shifted_kernel), 3
             self.resident = 1 if self.tile.warps > 16 else 2
 
-    def begins_alike(self) -> bool:
-        """Whether rows of 16 bits begin between two vectors, at the same element of one in all operands."""
-        r = self.rows
-        packed = all(o.layout.packed and o.alignment >= 16 for o in r.operands)
-        return self.element.itemsize == 2 and r.unit and not r.vectors and packed
-
     def shifted(self) -> bool:
         """Whether programs read vectors from the one on that a row begins in."""
-        return self.begins_alike() and self.tile.block < self.rows.n
+        return self.rows.begins_alike() and self.tile.block < self.rows.n
 
     def find_tile(self) -> Tile:
         if few := self.few_rows(FEW_BLOCK // self.rows.beside()):
             return few
-        if not self.backward and self.begins_alike() and self.rows.n > ALONE_FROM:
+        if not self.backward and self.rows.begins_alike() and self.rows.n > ALONE_FROM:
             return Tile(1, 8192, 32)
         if not self.backward:
             return self.rows.loop_tile(held=16)

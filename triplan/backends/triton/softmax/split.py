@@ -10,8 +10,8 @@ from triplan.backends.triton.softmax import split_kernels as kernels
 from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
 from triplan.sku import Target
 
-#: How much longer than estimated the launches forward take along rows of 16 bits that begin between two vectors: threads
-#: load and store single elements. (From 14 problems on an H200.)
+#: How much longer than estimated the launches forward take along rows of 16 bits that begin between two vectors, as
+#: threads load and store single elements. (From 14 problems on an H200.)
 ODD_ROWS = 1.2
 
 
