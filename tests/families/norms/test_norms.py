@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from cases import required
+from cases import WHERE, required
 from cases.rows import PLACES, build, run
-from proofs import target
+from proofs import norms, target
 from samples import SetConstant
 from torch.nn import functional
 
@@ -194,3 +194,25 @@ def test_long_rows_are_split_unless_many_hide_their_latencies(shape: tuple[int, 
     """Backward, of rows that begin between two vectors."""
     desc = tp.L2NormBackwardDescriptor(input_shape=shape, element="f16")
     assert tp.plan(desc, target=tp.Target.preset("h200")).sku().kernel == kernel
+
+
+@pytest.mark.parametrize("n", [8193, 16383, 17002])
+@pytest.mark.parametrize("op", norms.OPS)
+@pytest.mark.parametrize("where", WHERE)
+def test_long_rows_between_vectors_are_read_by_vectors(where: str, op: str, n: int) -> None:
+    """From each of a vector's elements on; with elements of the first and last vector alone, and with neither."""
+    plan = tp.plan(build(op, (9, n), element="f16"), target=target(where), kernel="looped")
+    assert "shifted" in plan.launches[0].kernel.__name__
+    assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
+
+
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+@pytest.mark.parametrize("where", WHERE)
+def test_bits_do_not_depend_on_where_a_row_begins(where: str, offset: float) -> None:
+    """Equal rows, that begin at each element of a vector; also ones that begin unlike their rest, and are read twice
+    for their statistics."""
+    x = torch.randn(1, 8193, generator=torch.Generator().manual_seed(0))
+    x[:, :1500] += offset
+    args = normalised(x.half().expand(9, -1).contiguous(), where, "looped")
+    for found in (args.out, args.mean, args.rstd):
+        assert torch.equal(found, found[:1].expand_as(found))

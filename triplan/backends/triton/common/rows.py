@@ -227,6 +227,11 @@ class Rows:
         """Whether few warps may share a tile of whole rows, ``block`` long: its rows begin between two vectors."""
         return self.unit and not self.vectors and block >= shortest
 
+    def begins_alike(self) -> bool:
+        """Whether rows of 16 bits begin between two vectors, at the same element of one in all operands."""
+        packed = all(o.layout.packed and o.alignment >= 16 for o in self.operands)
+        return self.element.itemsize == 2 and self.unit and not self.vectors and packed
+
     def whole_tile(self, most: int, held: int = 4096, few_warps: bool = False) -> Tile | None:
         """The tile that holds whole rows, at most ``most`` elements; None if rows are longer.
 

@@ -11,13 +11,14 @@ from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile, registers_for
-from triplan.backends.triton.norms import crossed_kernels, looped_kernels
+from triplan.backends.triton.norms import crossed_kernels, looped_kernels, shifted_kernels
 from triplan.backends.triton.norms.shared import CENTRED, OPS, NormEntry
 from triplan.descriptors.norms import NormDescriptor
 from triplan.sku import ElementKind, Target
 
 #: The kernels of one row a program, and of several; forward and backward.
 LOOPED = (looped_kernels.norm_looped_kernel, looped_kernels.norm_backward_looped_kernel)
+SHIFTED = (shifted_kernels.norm_shifted_kernel, shifted_kernels.norm_backward_shifted_kernel)
 CROSSED = (crossed_kernels.norm_crossed_kernel, crossed_kernels.norm_backward_crossed_kernel)
 #: Microseconds of the loops themselves; accesses of single elements in a microsecond where no vectors are loaded: of
 #: rows with gaps forward, of others forward, backward, and with gradients of weight or bias. (From drawn problems on an
@@ -33,11 +34,15 @@ CACHED_SHARE = 0.05
 
 
 class NormLooped(LoopedRows, NormEntry, ops=OPS):
+    sku_version = 2  # rows that begin between two vectors are read by vectors
+
     def __init__(self, desc: NormDescriptor) -> None:
         super().__init__(desc)
         # (Of two operands the loop waits for memory, not for a second sum.)
         self.two_sums = CENTRED if self.backward or self.residual else 1.0
-        self.which = LOOPED if self.tile.rows == 1 else CROSSED
+        self.which = SHIFTED if self.shifted() else LOOPED if self.tile.rows == 1 else CROSSED
+        if self.shifted():
+            self.version = 5
         if self.backward and self.rows.vectors and not self.gradients:
             self.cached_share = CACHED_SHARE
 
@@ -48,11 +53,21 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
         if r.across and not r.has_many():
             return r.lone_tile(r.operands, operands)
         if self.backward:
-            return r.loop_tile(32 if centred and size < 8 else 16, operands)
-        if operands > 1:
+            tile = r.loop_tile(32 if centred and size < 8 else 16, operands)
+        elif operands > 1:
             return r.loop_tile(8 if centred and size == 2 else 16, operands)
-        held = {2: 32, 4: 64, 8: 16}[size] if centred else 32
-        return r.loop_tile(held, most_warps=16 if held == 64 else 0)
+        else:
+            held = {2: 32, 4: 64, 8: 16}[size] if centred else 32
+            tile = r.loop_tile(held, most_warps=16 if held == 64 else 0)
+        # (Where rows begin between two vectors, each element of the tile has a sum of its own.)
+        return r.loop_tile(16, operands) if self.shiftable() and tile.block < r.n else tile
+
+    def shiftable(self) -> bool:
+        """Whether longer rows than a tile's are ``shifted``: not with a residual, its gradient or a second result."""
+        return self.rows.begins_alike() and len(self.moved) == 2 + self.backward
+
+    def shifted(self) -> bool:
+        return self.shiftable() and self.tile.block < self.rows.n
 
     def us(self, target: Target) -> float:
         r, tile = self.rows, self.tile
@@ -77,10 +92,12 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
         return False  # (No measurement says whether it would help.)
 
     def unroll(self) -> int:
-        return self.rows.unroll(self.tile, 4 if self.rows.vectors else max(2 // len(self.read_first), 1))
+        vectors = self.rows.vectors or self.shifted()
+        return self.rows.unroll(self.tile, 4 if vectors else max(2 // len(self.read_first), 1))
 
     def constants(self) -> dict[str, Any]:
-        return {**super().constants(), "FULL": self.rows.n % (self.tile.block * self.unroll()) == 0}
+        full = {"FULL": self.rows.n % (self.tile.block * self.unroll()) == 0}
+        return {**super().constants(), **full} | ({"VECTOR": 16 // self.element.itemsize} if self.shifted() else {})
 
     def most_registers(self) -> int:
         spills = self.tile.rows == 1 and not self.backward and self.element is ElementKind.F64

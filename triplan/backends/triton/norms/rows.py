@@ -35,6 +35,9 @@ CROSSED_WARP_US = 0.08
 CROSSED = 1.6
 #: ``ELEMENT_US`` forward in tiles of more than 8 rows of odd lengths, of which each element is loaded by itself.
 ODD_ELEMENT_US = 0.045
+#: Elements of 16 bits that a multiprocessor has in a microsecond forward, of long rows that threads load one by one, as
+#: one such program is resident; and the shortest tile of these. (From drawn problems on an H200.)
+ODD_PER_US, ODD_FROM = 3600.0, 16384
 #: How much longer than estimated rows take of which a fifth of the lanes or more has no element, where there are enough
 #: to be bound by memory: forward of centred ones in IDLE_WARPS warps, of which a multiprocessor has two programs, that
 #: wait for two sums; and backward. (From drawn problems on an H200.)
@@ -140,6 +143,8 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
             each *= len(self.moved) / 2 if r.crossed else 1.0
             crossed = CROSSED_WARP_US * tile.warps if r.crossed else 0.0
             us = super().us(target) + (each + crossed if tile.rows > 1 else 0.0)
+            if r.begins_alike() and tile.block >= ODD_FROM and r.count > target.sm_count:
+                us = max(us, r.n * r.count / target.sm_count / ODD_PER_US)
             waits = self.centred and tile.warps >= IDLE_WARPS and self.programs() > target.sm_count
             return us * (IDLE[False] if waits and r.vectors and 5 * r.n <= 4 * tile.block else 1.0)
         us = waves_us(self.sums, self.each * tile.rows * sum(self.traffic()) * r.sectors(tile.rows), target)

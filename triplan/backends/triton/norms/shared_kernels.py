@@ -168,6 +168,16 @@ def load_input(at, strides, residual_at, residual_strides, col, live, COMPUTE: t
 
 
 @jit
+def normalised(v, centre, correction, scale, CENTRED: tl.constexpr):
+    """(v - centre - correction) * scale; without CENTRED v * scale."""
+    if CENTRED:
+        v = (v - centre) * scale - correction * scale  # the second product and the subtraction are one FMA
+    else:
+        v = v * scale
+    return v
+
+
+@jit
 def store_output(
     v,
     at,
@@ -197,11 +207,7 @@ def store_output(
     if summed is not None:
         sums_to = element_pointers(summed, summed_strides, outer, sizes, lane, col)
         tl.store(sums_to, v.to(summed.dtype.element_ty), mask=live)
-    if CENTRED:
-        v = (v - centre) * scale - correction * scale  # the second product and the subtraction are one FMA
-    else:
-        v = v * scale
-    y = load_affine(v, weight, bias, col, live_col, OFFSET)
+    y = load_affine(normalised(v, centre, correction, scale, CENTRED), weight, bias, col, live_col, OFFSET)
     tl.store(at + axis_offset(col, out_strides[2]), y.to(out.dtype.element_ty), mask=live)
 
 
@@ -219,6 +225,15 @@ def projection_of(total, n, statistic, eps, LENGTH: tl.constexpr):
     else:
         projection = total / n
     return projection
+
+
+@jit
+def gradient_of(g, hat, g_mean, scale, projection, CENTRED: tl.constexpr):
+    """(g - hat * projection - g_mean) * scale; ``g_mean`` is 0 without CENTRED."""
+    d = g - hat * projection
+    if CENTRED:
+        d = d - g_mean
+    return d * scale
 
 
 @jit
@@ -249,10 +264,7 @@ def store_gradient(
     ``dbranch``, where it is given, receives the same in its own element. ``more``: the elements of dsummed, where they
     are loaded already.
     """
-    d = g - hat * projection
-    if CENTRED:
-        d = d - g_mean
-    d = d * scale
+    d = gradient_of(g, hat, g_mean, scale, projection, CENTRED)
     if more is not None:
         d += more.to(COMPUTE)
     elif dsummed is not None:

@@ -28,10 +28,13 @@ CROSSED_PER_US = ((3200.0, 1800.0), (3000.0, 1000.0))
 CACHED_SHARE, CACHED_FROM, CACHED_ROWS = (0.35, 0.05), 8192, 512
 #: Elements of a tile of few rows.
 FEW_BLOCK = 4096
-#: Elements above which a forward program that reads a row between vectors by vectors fills a multiprocessor, so that
-#: the L2 cache holds the rows of all. And elements that a program that reads so has in a microsecond, and a
-#: multiprocessor: each takes two exponentials, or three. Untuned.
-ALONE_FROM, SHIFTED_PER_US = 1 << 16, (8000.0, 5600.0)
+#: Forward programs that read a row between vectors by vectors: elements of a row up to which 16 warps read two blocks
+#: ahead, not four. Their registers then have room for three programs on a multiprocessor, not two, and the L2 cache for
+#: the rows of all. And elements from which one program has all registers: the L2 cache holds most of its rows.
+TWO_AHEAD, ALONE_FROM = 1 << 16, 1 << 17
+#: Elements that a multiprocessor has in a microsecond of such a program and of several: each takes two exponentials, or
+#: three. And microseconds before the first elements arrive, and of the reductions. (From 14 problems on an H200.)
+SHIFTED_PER_US, SHIFTED_US = (5400.0, 6250.0), 1.4
 #: Bytes of a row above which the L2 cache holds the rows of one program on each multiprocessor, not of two.
 LONG_ROW = 1 << 16
 
@@ -53,20 +56,14 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
             self.which, self.version = (kernels.softmax_shifted_kernel, kernels.softmax_backward_shifted_kernel), 3
             self.resident = 1 if self.tile.warps > 16 else 2
 
-    def begins_alike(self) -> bool:
-        """Whether rows of 16 bits begin between two vectors, at the same element of one in all operands."""
-        r = self.rows
-        packed = all(o.layout.packed and o.alignment >= 16 for o in r.operands)
-        return self.element.itemsize == 2 and r.unit and not r.vectors and packed
-
     def shifted(self) -> bool:
         """Whether programs read vectors from the one on that a row begins in."""
-        return self.begins_alike() and self.tile.block < self.rows.n
+        return self.rows.begins_alike() and self.tile.block < self.rows.n
 
     def find_tile(self) -> Tile:
         if few := self.few_rows(FEW_BLOCK // self.rows.beside()):
             return few
-        if not self.backward and self.begins_alike() and self.rows.n > ALONE_FROM:
+        if not self.backward and self.rows.begins_alike() and self.rows.n > ALONE_FROM:
             return Tile(1, 8192, 32)
         if not self.backward:
             return self.rows.loop_tile(held=16)
@@ -79,16 +76,23 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
     def us(self, target: Target) -> float:
         us, r, narrow = max(super().us(target), self.several_us(target)), self.rows, self.element.itemsize == 2
         if self.shifted():
-            alone, full = SHIFTED_PER_US
-            us = us if self.backward else max(us, r.n / alone, r.n * r.count / target.sm_count / full)
+            us = us if self.backward else max(us, self.shifted_us(target))
         elif self.tile.rows == 1 and not r.vectors:
             if r.unit and (narrow or not self.backward):
                 us *= ODD_ROWS[self.backward]
             us = max(us, r.n / SINGLE_PER_US[self.backward][r.unit])
         return us + LOOP_US
 
+    def shifted_us(self, target: Target) -> float:
+        """Microseconds of the busiest multiprocessor, which has whole blocks of rows."""
+        programs = -(-self.rows.count // target.sm_count)
+        return programs * self.rows.blocks(self.tile) * self.tile.block / SHIFTED_PER_US[programs > 1] + SHIFTED_US
+
     def unroll(self) -> int:
-        return self.rows.unroll(self.tile, 4 if not self.backward else 2 if self.rows.vectors else 1)
+        if self.backward:
+            return self.rows.unroll(self.tile, 2 if self.rows.vectors else 1)
+        two = self.shifted() and self.tile.warps == 16 and self.rows.n <= TWO_AHEAD
+        return self.rows.unroll(self.tile, 2 if two else 4)
 
     def constants(self) -> dict[str, Any]:
         vector = {"VECTOR": 16 // self.element.itemsize} if self.shifted() else {}

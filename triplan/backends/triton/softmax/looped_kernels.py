@@ -24,6 +24,7 @@ from triplan.backends.triton.common.rows_kernels import (
     row_pointers,
     store_rows,
 )
+from triplan.backends.triton.common.shifted_kernels import moved_back, other_elements, shifted_row, whole_vectors
 from triplan.backends.triton.softmax.shared_kernels import gradient_of, gradient_term, softmax_of
 
 #: The lowest number of f32.
@@ -143,32 +144,6 @@ def softmax_backward_looped_kernel(
 
 
 @jit
-def shifted_row(row, n, VECTOR: tl.constexpr):
-    """(skipped, start, end) of one of packed rows of ``n`` elements: ``start`` is where the aligned vector of VECTOR
-    elements begins in which the row does. Counted from there, the row is elements ``skipped`` up to ``end``.
-    """
-    skipped = (row % VECTOR) * (n % VECTOR).to(tl.int32) % VECTOR
-    return skipped, tl.multiple_of(row.to(tl.int64) * n - skipped, VECTOR), n + skipped
-
-
-@jit
-def whole_vectors(place, skipped, end, VECTOR: tl.constexpr):
-    """Which elements of a ``shifted_row`` are in a vector that lies within it."""
-    vector = place // VECTOR * VECTOR
-    return (vector >= skipped) & (vector <= end - VECTOR)
-
-
-@jit
-def other_elements(skipped, end, VECTOR: tl.constexpr):
-    """(place, live) of the elements of a ``shifted_row`` that are in no whole vector: of the first one, and of the one
-    that the row ends in."""
-    place = tl.arange(0, 2 * VECTOR)
-    place = tl.where(place < VECTOR, place, place - VECTOR + end // VECTOR * VECTOR)
-    vector = place // VECTOR * VECTOR
-    return place, (place >= skipped) & (place < end) & ((vector < skipped) | (vector > end - VECTOR))
-
-
-@jit
 def softmax_shifted_kernel(
     x,
     out,
@@ -208,7 +183,7 @@ def softmax_shifted_kernel(
                 top = new
     row_top = tl.max(top, 0)
     total = total * exponential(top - row_top)
-    total = tl.sum(tl.gather(total, (tl.arange(0, BLOCK) + skipped) % BLOCK, 0), 0)
+    total = tl.sum(moved_back(total, skipped, BLOCK), 0)
     for step in range(steps):
         loaded = ()
         for u in tl.static_range(UNROLL):
@@ -256,7 +231,7 @@ def softmax_backward_shifted_kernel(
         if not LOG:
             y = tl.load(out + start + place, mask=known, other=0.0, eviction_policy="evict_last").to(COMPUTE)
         total += tl.where((place >= skipped) & (place < end), gradient_term(dy, y, LOG), 0.0)
-    total = tl.sum(tl.gather(total, (tl.arange(0, BLOCK) + skipped) % BLOCK, 0), 0)
+    total = tl.sum(moved_back(total, skipped, BLOCK), 0)
     for step in range(steps):
         place = (steps - 1 - step) * BLOCK + tl.arange(0, BLOCK)
         whole = whole_vectors(place, skipped, end, VECTOR)

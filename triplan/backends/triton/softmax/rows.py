@@ -112,8 +112,10 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
     def us(self, target: Target) -> float:
         us, tile = super().us(target), self.tile
         if self.divided():
+            us = max(us, self.parts_us())
+        if not self.backward and (self.divided() or self.turns()):
             rows = tile.rows * min(self.part, 32) / (32 * tile.warps)  # of a thread
-            us = max(us, self.parts_us()) + (0.0 if self.backward else EXCHANGE_US * max(rows - 1, 0.0))
+            us += EXCHANGE_US * max(rows - 1, 0.0)
         single = self.element.itemsize == 2 and self.rows.unit and self.rows.together == 1
         if not self.backward and single and tile.block in ODD_PER_US:
             us = max(us, self.rows.n * self.rows.count / target.sm_count / ODD_PER_US[tile.block])
