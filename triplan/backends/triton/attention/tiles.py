@@ -19,9 +19,9 @@ from triplan.sku import Support, Target
 #: Of halves and of parts by least squares over bench/results/anywhere-attention-* and attention-*, and over heads of 24
 #: to 128 elements of f32 (21 to 2048 queries, an H200); of "elements" with weights, so that problems where two entries
 #: are about equal choose the faster; the others untuned. Single elements are loaded before a step, vectors during those
-#: before it.
+#: before it. Where only q is read by single elements, of halves, its bytes per microsecond are those of "elements".
 PACES = {
-    "half": Pace(1.1, 0.0, 457.0, together=1.18, scores=3.9e4),
+    "half": Pace(1.1, 0.0, 457.0, together=1.18, loads=6.3e4, scores=3.9e4),
     "elements": Pace(0.0, 1.1, 240.0, together=1.55, start_us=1.2, loads=6.3e4, scores=3.9e4),
     "wide elements": Pace(0.0, 0.5, 39.0, start_us=2.3),
     "tf32": Pace(0.5, 0.6, 150.0, together=1.6),
