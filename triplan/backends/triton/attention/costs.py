@@ -75,9 +75,12 @@ class Work:
 
 
 def pace_of(desc: AttendingDescriptor, paces: Mapping[str, Pace]) -> Pace:
-    """That of a kernel by pointers, by ``arithmetic``; of halves that are loaded one by one ``elements``, and ``wide
-    elements`` of heads that then spill registers."""
-    if desc.element.itemsize == 2 and any(is_elementwise(desc.operand(name)) for name in "qkv"):
+    """That of a kernel by pointers, by ``arithmetic``; of halves whose keys or values are loaded one by one
+    ``elements``, and ``wide elements`` of heads that then spill registers.
+
+    Queries, too, may be loaded one by one; but this happens once, before the steps.
+    """
+    if desc.element.itemsize == 2 and any(is_elementwise(desc.operand(name)) for name in "kv"):
         return paces["elements" if padded_width(desc) < MOST_WIDTH else "wide elements"]
     return paces[arithmetic(desc)]
 

@@ -19,9 +19,9 @@ from triplan.sku import Support, Target
 #: Of halves and of parts by least squares over bench/results/anywhere-attention-* and attention-*, and over heads of 24
 #: to 128 elements of f32 (21 to 2048 queries, an H200); of "elements" with weights, so that problems where two entries
 #: are about equal choose the faster; the others untuned. Single elements are loaded before a step, vectors during those
-#: before it.
+#: before it. Where only q is read by single elements, of halves, its bytes per microsecond are those of "elements".
 PACES = {
-    "half": Pace(1.1, 0.0, 457.0, together=1.18, scores=3.9e4),
+    "half": Pace(1.1, 0.0, 457.0, together=1.18, loads=6.3e4, scores=3.9e4),
     "elements": Pace(0.0, 1.1, 240.0, together=1.55, start_us=1.2, loads=6.3e4, scores=3.9e4),
     "wide elements": Pace(0.0, 0.5, 39.0, start_us=2.3),
     "tf32": Pace(0.5, 0.6, 150.0, together=1.6),
@@ -29,7 +29,8 @@ PACES = {
     "scalar": Pace(0.5, 1.0, 9.0, together=1.6),
 }
 #: Tiles by kind of arithmetic and padded width of a head: the largest found that do not spill registers (sm80 and
-#: sm90a, causal; Triton 3.6 and 3.9), but for heads of f32 that are read one element at a time, which may a little.
+#: sm90a, causal; Triton 3.6 and 3.9), but for heads of f32 and f64 that are read one element at a time, which may a
+#: little. Of f64 each of four warps multiplies 8 keys of a step; of fewer keys than 32 some would multiply the same.
 #: Their speed is untuned, but for heads of 256 halves on sm90a (an H200). Parts of f32 have 32 queries, whose products
 #: are mma.sync's; ``large_tiles`` has those of wgmma.
 TILES = Choice(
@@ -44,13 +45,14 @@ TILES = Choice(
         ("parts", 128): (Tile(32, 32, 4, 2, 64),),
         ("parts", 256): (Tile(16, 32, 4, 2, 64),),
         ("scalar", 64): (Tile(32, 32, 4, 1),),
-        ("scalar", 128): (Tile(32, 16, 4, 1),),
+        ("scalar", 128): (Tile(32, 32, 4, 1),),
         ("scalar", 256): (Tile(16, 16, 4, 1),),
     },
     dropout={("half", 128): (Tile(64, 64, 8, 3),), ("half", 256): (Tile(64, 32, 8, 3),)},
     sm80={
         ("half", 256): (Tile(64, 32, 8, 3),),
         ("parts", 128): (Tile(32, 16, 4, 2, 64),),
+        ("scalar", 128): (Tile(32, 16, 4, 1),),
     },
 )
 
@@ -72,7 +74,7 @@ def tiles_us(desc: AttentionDescriptor, target: Target, tile: Tile, alike: bool 
     return forward_us(desc, target, (tile.queries, tile.keys), columns_of(desc, tile, alike), pace_of(desc, PACES))
 
 
-def numerics(desc: AttendingDescriptor, choice: Choice = TILES, version: int = 5, name: str = "tiles") -> str | None:
+def numerics(desc: AttendingDescriptor, choice: Choice = TILES, version: int = 6, name: str = "tiles") -> str | None:
     """The numerics id: what the bits of a row depend on besides the row and its keys. None with dropout, as they then
     depend on the place of the row."""
     if desc.dropout:
@@ -93,7 +95,7 @@ def numerics(desc: AttendingDescriptor, choice: Choice = TILES, version: int = 5
     rank=rank,
     numerics=numerics,
     priority=1,  # after wgmma, which gives other bits
-    version=4,
+    version=5,
 )
 def tiles(desc: AttentionDescriptor, target: Target) -> list[Launch]:
     return launches(desc, TILES.of(desc, target)[0])
