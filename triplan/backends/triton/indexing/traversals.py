@@ -55,8 +55,8 @@ ELEMENTS_BLOCK = 512
 #: The same at least, where larger programs would leave multiprocessors idle: one per thread.
 FEWEST_ELEMENTS = 128
 #: Programs that are spread, where they contend for elements of the table: about those that run at a time. Neighbours
-#: would meet more often, and rows that many indices choose would be computed one element at a time. FEWER where rows are
-#: shorter than a program: else as many programs would begin at one column. From drawn problems on an H200, but for
+#: would meet more often, and rows that many indices choose would be computed one element at a time. FEWER where rows
+#: are shorter than a program: else as many programs would begin at one column. From drawn problems on an H200, but for
 #: products, which are untuned.
 SPREAD, FEWER = 4096, 1024
 
