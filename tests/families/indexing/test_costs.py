@@ -128,6 +128,25 @@ def test_factors_that_meet_wait_for_each_other(shape: tuple[int, int], places: i
     assert chosen(desc, PREFERENCES["any"])[0] == kernel
 
 
+@pytest.mark.parametrize(("rows", "columns", "places"), [(309, 32767, 8), (45, 4095, 2048)])
+def test_few_wide_rows_that_no_vectors_read_are_added_by_atomics(rows: int, columns: int, places: int) -> None:
+    """They take a third of the time on an H200, and half of it where slots are adjacent in the table."""
+    layouts = {"out": tp.Layout.strided(unit_axis=0, alignment=16)} if places > rows else {}
+    element = "i32" if layouts else "f16"
+    desc = tp.IndexAddDescriptor(
+        src_shape=(rows, columns), add_dim=0, out_dim_size=places, element=element, layouts=layouts
+    )
+    assert chosen(desc, PREFERENCES["any"])[0] == ("atomic_elements" if layouts else "atomic_f32")
+
+
+def test_pairs_of_even_runs_are_not_divided() -> None:
+    across = {"dsrc": tp.Layout.strided(unit_axis=0, alignment=16)}
+    desc = tp.GatherBackwardDescriptor(
+        out_shape=(13, 1024), gather_dim=0, src_dim_size=2, element="bf16", layouts=across
+    )
+    assert chosen(desc, PREFERENCES["any"])[0] == "atomic_elements"
+
+
 def test_the_fastest_is_often_deterministic() -> None:
     """Where it is, it is what users get who asked for nothing."""
     got: list[Any] = []

@@ -184,6 +184,25 @@ def test_programs_that_contend_are_spread(where: str, spread: int, monkeypatch: 
 
 
 @pytest.mark.parametrize("where", [pytest.param(w, marks=getattr(pytest.mark, w)) for w in ("interpret", "gpu")])
+@pytest.mark.parametrize(
+    ("held", "spread", "each", "programs"), [(6, 2, 4, 16), (4, 2, 3, 18), (4, 3, 2, 18), (2, 2, 1, 14), (0, 2, 1, 14)]
+)
+def test_programs_that_contend_are_spread_over_what_the_cache_holds(
+    held: int, spread: int, each: int, programs: int, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over as many rows of the outer dimensions, of which the cache holds the table of ``held``, or in order."""
+    monkeypatch.setattr(traversals, "SPREAD", spread)
+    monkeypatch.setattr(traversals, "L2_BYTES", 0)
+    monkeypatch.setattr(traversals, "L2_SHARE", held * 9 * 4)
+    plan = pinned(build("scatter_prod", (7, 250), 1, 9, element="i32"), "atomic_reduce", proofs.target(where))
+    assert plan is not None
+    (launch,) = plan.launches
+    assert launch.constexprs["SPREAD"] == (spread if each > 1 else 1)
+    assert launch.grid == programs
+    check_plan(plan, seed=held)
+
+
+@pytest.mark.parametrize("where", [pytest.param(w, marks=getattr(pytest.mark, w)) for w in ("interpret", "gpu")])
 @pytest.mark.parametrize(("op", "entry", "spread"), [("scatter", "elements", 3), ("gather", "elements", 1)])
 def test_stores_are_spread(where: str, op: str, entry: str, spread: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that follow each other would store to one row of the outer dimensions."""

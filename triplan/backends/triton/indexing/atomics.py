@@ -78,12 +78,15 @@ def swaps_us(g: Geometry, point: Point) -> float:
     """Microseconds of lone 16-bit additions by ``point``: each that meets others waits for them.
 
     Where runs are shorter than a warp, several of its lanes may be at ends of runs, and it waits for the last of them.
+    Strides of runs of even length are expected to be even, as in a transposed tensor: then no pair is divided.
     """
     if g.table.element.itemsize == 2 and point is ADD_SINGLE:
         return SWAP_US * alike(g)
     if point is not ADD_PAIRS or pairs_inside(g):
         return 0.0
     unit = g.table.layout.unit_axis
+    if unit is not None and g.table.shape[unit] % 2 == 0 and g.table.alignment >= 4:
+        return 0.0
     is_short = unit is not None and g.table.shape[unit] < WARP_THREADS
     return LONE_US + (SWAP_US if is_short else END_US) * meeting(g)
 

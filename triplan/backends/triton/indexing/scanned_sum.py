@@ -10,7 +10,7 @@ from triplan.backends.triton.common.offsets import padded_bytes
 from triplan.backends.triton.common.tiles import fits_grid
 from triplan.backends.triton.indexing import scanned_sum_kernels as kernels, segments, sorted_sum
 from triplan.backends.triton.indexing.arguments import policy, status
-from triplan.backends.triton.indexing.costs import reached, zero_us
+from triplan.backends.triton.indexing.costs import most_meeting, reached, zero_us
 from triplan.backends.triton.indexing.geometry import geometry
 from triplan.backends.triton.indexing.registration import ADDED, SLICE_SUMS, entry
 from triplan.backends.triton.indexing.sorting import key_arguments, sorted_view
@@ -27,8 +27,10 @@ FIRST_US, KEY_US = 0.6, 0.0024
 TERM_US = 0.045
 #: The same of strided operands: before, and of an addition, of which only one is in flight.
 STRIDED_US, STRIDED_TERM_US = 1.0, 0.55
-#: Microseconds of the many addresses of wide rows that are not read by vectors.
-WIDE_US = 2.0
+#: Microseconds of the many addresses of wide rows of strided operands; and, of packed ones that are not read by
+#: vectors, of an addition for each lane of a thread: programs wait for the slot that gets most. From ``bench anywhere
+#: indexing``, seeds 2, 12, 14, 15, 16 and 17, on an H200.
+WIDE_US, WIDE_TERM_US = 2.0, 0.08
 #: Microseconds of programs that fill the card: which only read keys; and more of those that add, also where each lane
 #: of a contribution is in a sector of its own.
 KEYS_US, SUM_US, APART_US = 1.0, 2.5, 5.0
@@ -58,17 +60,19 @@ def rank(desc: IndexingDescriptor, target: Target) -> float:
     g, s, size = geometry(desc), sorted_view(desc), desc.element.itemsize
     flat = segments.lane_arguments(desc, s)[1]["FLAT"]
     apart = s.outer > 1 and s.inner * size < SECTOR
+    lanes = max(segments.lanes_tile(desc, s).cols / THREADS, 1)
     if flat:
-        lanes = max(segments.lanes_tile(desc, s).cols / THREADS, 1)
         first, term = FIRST_US, TERM_US * (1 + math.log2(lanes)) * (1 + size / 4 if apart else 1)
     else:
         first, term = STRIDED_US, STRIDED_TERM_US
     vectors = flat and s.inner * size % 16 == 0 and min(g.dense.alignment, g.table.alignment) >= 16
-    wide = s.inner >= segments.WIDE_COLS and not vectors
-    alone = first + WIDE_US * wide + KEY_US * s.count + term * max(s.count / max(s.slots, 1), 1)
+    alone = first + KEY_US * s.count + term * max(s.count / max(s.slots, 1), 1)
+    if s.inner >= segments.WIDE_COLS and not vectors:
+        alone += WIDE_TERM_US * lanes * most_meeting(g) if flat else WIDE_US
     adding = reached(s.slots, s.count) / max(s.count, 1)
     waves = programs(desc) / (RESIDENT * target.sm_count)
-    return zero_us(g) + LAUNCH_US + alone + waves * (KEYS_US + adding * (APART_US if apart else SUM_US))
+    across = sorted_sum.apart_us(s) if g.table.layout.unit_axis in s.slot_axes else 0.0
+    return zero_us(g) + LAUNCH_US + alone + across + waves * (KEYS_US + adding * (APART_US if apart else SUM_US))
 
 
 def workspace(desc: IndexingDescriptor, target: Target) -> int:

@@ -91,7 +91,7 @@ def _sum_us(s: Sorted) -> float:
         if _repeats(s.g):
             return s.outer * row * (s.count / L2_BYTES_PER_US + walked * written / BYTES_PER_US)
         if s.g.table.layout.unit_axis in s.slot_axes:
-            return walked * s.count * s.outer * row / BYTES_PER_US + _apart_us(s)
+            return walked * s.count * s.outer * row / BYTES_PER_US + apart_us(s)
         return walked * (s.count + written) * s.outer * row / BYTES_PER_US
     if s.by_slot:
         element_us = ELEMENT_US if s.outer == 1 else AGAIN_US
@@ -99,12 +99,13 @@ def _sum_us(s: Sorted) -> float:
     return walked * POSITION_US * s.count * s.outer
 
 
-def _apart_us(s: Sorted) -> float:
-    """Microseconds to write sums of which neighbours lie in different sectors: those of other slots are adjacent."""
+def apart_us(s: Sorted) -> float:
+    """Microseconds to write sums of which neighbours lie in different sectors: those of other slots are adjacent. What
+    the table holds is fetched at least once."""
     itemsize = s.g.table.element.itemsize
     sectors = s.lanes * reached(max(s.slots * itemsize / SECTOR, 1), s.count if s.g.keeps else s.slots)
-    each = SECTOR_US * miss_rate(s.g.table.numel * itemsize) + SECTOR / L2_BYTES_PER_US
-    return sectors * each * (2 if s.g.keeps else 1)
+    written = SECTOR_US * miss_rate(s.g.table.numel * itemsize) + SECTOR / L2_BYTES_PER_US
+    return sectors * (written + SECTOR_US + SECTOR / L2_BYTES_PER_US if s.g.keeps else written)
 
 
 def _repeats(g: Geometry) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import triton.language as tl
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, power_of_two_in
-from triplan.backends.triton.common.card import L2_BYTES, SMS
+from triplan.backends.triton.common.card import L2_BYTES, L2_SHARE, SMS
 from triplan.backends.triton.common.fill import fill_launch
 from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, extent_int
 from triplan.backends.triton.indexing import points, traversals_kernels as kernels
@@ -54,10 +54,10 @@ WIDE_STRIPE = 256
 ELEMENTS_BLOCK = 512
 #: The same at least, where larger programs would leave multiprocessors idle: one per thread.
 FEWEST_ELEMENTS = 128
-#: Programs that are spread over all points, where they contend for elements of the table: about those that run at a
-#: time. Neighbours would meet more often, and rows that many indices choose would be computed one element at a time.
-#: FEWER where rows are shorter than a program: else as many programs would begin at one column. From drawn problems on
-#: an H200, but for products, which are untuned.
+#: Programs that are spread, where they contend for elements of the table: about those that run at a time. Neighbours
+#: would meet more often, and rows that many indices choose would be computed one element at a time. FEWER where rows
+#: are shorter than a program: else as many programs would begin at one column. From drawn problems on an H200, but for
+#: products, which are untuned.
 SPREAD, FEWER = 4096, 1024
 
 
@@ -119,15 +119,25 @@ def elements_block(g: Geometry, point: Point) -> int:
     return block
 
 
-def _spread(g: Geometry, point: Point, block: int) -> int:
-    """Programs that are spread, where those that follow each other would write to the few elements of one row of the
-    outer dimensions; else 1."""
-    if point.contends:
-        return SPREAD
-    # The L2 cache must hold the whole table: all programs reach all of it.
-    if g.full and g.table.is_written and g.table.nbytes <= L2_BYTES:
-        return FEWER if g.fold[2] < block else SPREAD
-    return 1
+def _spread(g: Geometry, point: Point, block: int) -> tuple[int, int]:
+    """(programs that are spread, how many that follow each other in memory lie between them), where those would write
+    to the few elements of one row of the outer dimensions; else (1, 1).
+
+    All programs of SPREAD times as many are spread over their points, then those of the next ones.
+    """
+    programs = -(-g.numel // block)
+    fits = g.table.nbytes <= L2_BYTES
+    if not point.contends and not (g.full and g.table.is_written and fits):
+        return 1, 1
+    spread = SPREAD if point.contends or g.fold[2] >= block else FEWER
+    each = -(-programs // spread)
+    if not fits and g.fold[0] > 1:
+        # Only over as many rows of the outer dimensions as the cache holds the table of, else no access would find it.
+        outer, count, inner = g.fold
+        held = max(L2_SHARE * outer // g.table.nbytes, 1) * count * inner // block
+        windows = -(-programs // max(held // spread * spread, spread))
+        each = -(-programs // (windows * spread))
+    return (spread, each) if each > 1 else (1, 1)
 
 
 def elements_launch(
@@ -156,9 +166,8 @@ def elements_launch(
         return tiles_launch(desc, g, tiles, point, args, constexprs, place)
     block = elements_block(g, point)
     programs = -(-g.numel // block)
-    spread = _spread(g, point, block)
-    spread = spread if programs > spread else 1
-    programs = -(-programs // spread) * spread
+    spread, each = _spread(g, point, block)
+    programs = -(-programs // (spread * each)) * spread * each
     wide = programs * block >= I32_LIMIT
     return Launch(
         kernels.elements_kernel,
@@ -168,6 +177,7 @@ def elements_launch(
             **axis_arguments(g),
             **args,
             "numel": Int(g.numel, wide),
+            "each": Int(each) if spread > 1 else None,
             "sizes": walk.sizes(),
             "dense_strides": walk.dense(),
             "table_strides": walk.table(),

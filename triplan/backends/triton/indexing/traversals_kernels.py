@@ -93,6 +93,7 @@ def elements_kernel(
     alpha,
     padding,
     numel,
+    each,
     sizes,
     dense_strides,
     table_strides,
@@ -124,7 +125,8 @@ def elements_kernel(
     """
     program = tl.program_id(0)
     if SPREAD > 1:
-        program = program % SPREAD * (tl.num_programs(0) // SPREAD) + program // SPREAD
+        window = SPREAD * each
+        program = program // window * window + program % SPREAD * each + program % window // SPREAD
     point = program.to(POINT_TYPE) * BLOCK + tl.arange(0, BLOCK)
     live = point < numel
     inside = live
