@@ -101,7 +101,7 @@ def rank(desc: Conv2dProblem, target: Target) -> float:
     launches = 2 if d.parts > 1 else 1
     moved = 8 * desc.operand("dweight").numel * d.parts
     beside = launches * card.LAUNCH_US + WAIT_US + moved / card.BYTES_PER_US
-    return copies.rank(_copies(desc)) + beside + work
+    return copies.rank(_copies(desc), False) + beside + work
 
 
 def guarantee(desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:

@@ -73,7 +73,7 @@ def entries(
 
     def rank(desc: Conv2dProblem, target: Target) -> float:
         """Estimated microseconds."""
-        return inner.rank(estimated(desc), target) + copies.rank(copied(desc))  # type: ignore[no-any-return]
+        return inner.rank(estimated(desc), target) + copies.rank(copied(desc), not shared.of_weight(desc))  # type: ignore[no-any-return]
 
     def workspace(desc: Conv2dProblem, target: Target) -> int:
         return copied(desc)[-1].end + inner.workspace(inner_of(desc), target)  # type: ignore[no-any-return]

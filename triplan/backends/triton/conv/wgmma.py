@@ -195,7 +195,7 @@ def rank(desc: Conv2dProblem, target: Target) -> float:
         _, parts = parts_of(desc, tile_of(desc), target.sm_count)
         busy = desc.groups * launches * parts_us(desc, parts, target.sm_count, moved <= card.L2_BYTES)
     launches *= desc.groups
-    return launches * card.LAUNCH_US + max(busy, moved / card.BYTES_PER_US)
+    return shared.launches_us(launches) + max(busy, moved / card.BYTES_PER_US)
 
 
 def guarantee(desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:

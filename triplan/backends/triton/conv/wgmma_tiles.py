@@ -171,7 +171,13 @@ def waves_us(desc: Conv2dProblem, part: Part, multiprocessors: int, cached: bool
     ending = card.TMA_ENDING[rest * desc.element.itemsize % card.SECTOR > 0]
     each = desc.taps / (launches_of(desc) * tile.taps)  # steps of a block of channels: the first reads from memory
     steps = whole * (min(each, 1.0) * max(tile.step_us, read) + max(each - 1.0, 0.0) * tile.step_us)
-    steps += each * max(tile.step_us, read * ending) if rest else 0.0
+    if rest:
+        # Rows of weights end within a block too, but for gradients of x of 2 bytes, which read them across. Of few
+        # tiles, multiprocessors do not share the rate of rows from the L2 cache; memory takes longer than both.
+        across = shared.of_input(desc) and desc.element.itemsize == 2
+        rows = pixels + tile.taps * tile.features * (1.0 if across else ending)
+        busy = min(tiles_in(desc, part) / multiprocessors, 1.0) if cached else 0.0
+        steps += each * max(tile.step_us, read * ending, busy * rows / card.TMA_ROWS_PER_US)
     held = tile.taps > 1 and desc.element.itemsize == 2
     results = (HELD_US if held else RESULT_US) * desc.element.itemsize / 2 * tile.blocks
     return -(-tiles_in(desc, part) // multiprocessors) * (steps + results)

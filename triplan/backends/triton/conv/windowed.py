@@ -69,7 +69,7 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
 
 def rank(desc: Conv2dProblem, target: Target) -> float:
     """Estimated microseconds."""
-    return wgmma.rank(_inner(desc), target) + copies.rank(_copies(desc))
+    return wgmma.rank(_inner(desc), target) + copies.rank(_copies(desc), not shared.of_weight(desc))
 
 
 def guarantee(desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:
