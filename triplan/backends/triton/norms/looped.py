@@ -30,9 +30,9 @@ LONG, MANY, FEW_PER_US = 1 << 15, 6, 1.2e6
 #: Microseconds at least of each block of a row forward where no vectors are loaded: it waits for memory.
 BLOCK_US = 0.4
 #: Elements of ``shifted`` blocks that a multiprocessor has in a microsecond: forward, backward, and backward with a
-#: weight, which both loops load element by element; and the fewest programs that are counted on one, as they wait for
-#: memory. (From measurements on an H200.)
-SHIFTED_PER_US, SHIFTED_ALONE = (7700.0, 5400.0, 3500.0), 1.5
+#: weight, which both loops load element by element; and the fewest programs that are counted on one, which wait for
+#: memory: forward, and backward, where fewer are bound by their traffic. (From measurements on an H200.)
+SHIFTED_PER_US, SHIFTED_ALONE = (7700.0, 5400.0, 3500.0), (1.5, 0.0)
 #: Elements of ``shifted`` rows above which there are mostly few of them, so that each has more warps than these.
 SHIFTED_LONG, SHIFTED_WARPS = 5 << 14, 8
 #: What the second loop's reads cost backward where vectors are loaded.
@@ -103,8 +103,8 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
         longest = self.rows.n + 16 // self.element.itemsize - 1  # with what is skipped of a vector
         weighted = any(o.name == "weight" for o in self.desc.operands())
         per_us = SHIFTED_PER_US[self.backward * (1 + weighted)]
-        steps_us = self.tiles_us(Tile(1, step, self.tile.warps), self.programs(), per_us, target, SHIFTED_ALONE)
-        return -(-longest // step) * steps_us
+        tile, alone = Tile(1, step, self.tile.warps), SHIFTED_ALONE[self.backward]
+        return -(-longest // step) * self.tiles_us(tile, self.programs(), per_us, target, alone)
 
     def partials_tile(self) -> Tile:
         return self.tile if self.tile.rows > 1 else super().partials_tile()
