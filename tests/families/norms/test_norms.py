@@ -197,7 +197,26 @@ def test_long_rows_are_split_unless_many_hide_their_latencies(shape: tuple[int, 
     assert tp.plan(desc, target=tp.Target.preset("h200")).sku().kernel == kernel
 
 
-@pytest.mark.parametrize("n", [8193, 16383, 17002])
+@pytest.mark.parametrize(
+    ("op", "shape", "element", "transposed", "kernel"),
+    [
+        ("layer_norm", (535, 8193), "bf16", "", "rows"),
+        ("layer_norm", (18582, 32767), "f16", "", "looped"),
+        ("rms_norm_backward", (29142, 8193), "f16", "", "rows"),
+        ("rms_norm_backward", (15735, 16383), "bf16", "", "looped"),
+        ("layer_norm_backward", (13127, 16385), "bf16", "", "looped"),
+        ("rms_norm", (301318, 461), "f16", "out", "looped"),
+        ("l2_norm", (8192, 6303), "bf16", "out", "split"),
+    ],
+)
+def test_choices_of_odd_rows(op: str, shape: tuple[int, ...], element: str, transposed: str, kernel: str) -> None:
+    """By measurements of ``bench/results``: blocks of a loop may be almost empty, programs of a short row cost most."""
+    desc = build(op, shape, element=element)
+    desc = desc.replace(layouts={transposed: tp.Layout.strided(unit_axis=0)}) if transposed else desc
+    assert tp.plan(desc, target=tp.Target.preset("h200")).sku().kernel == kernel
+
+
+@pytest.mark.parametrize("n", [8193, 16383, 17002, 90001])
 @pytest.mark.parametrize("op", norms.OPS)
 @pytest.mark.parametrize("where", WHERE)
 def test_long_rows_between_vectors_are_read_by_vectors(where: str, op: str, n: int) -> None:

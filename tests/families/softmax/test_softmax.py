@@ -73,6 +73,12 @@ def test_parts_of_short_rows(where: str, op: str, element: str, n: int, gaps: bo
     assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
 
 
+def test_odd_rows_that_are_not_read_by_vectors_are_split() -> None:
+    """By ``bench/results``: where ``x`` is not aligned, a loop is bound by the loads of its elements."""
+    desc = build("softmax", (2862, 50257), element="bf16").replace(layouts={"x": Layout(alignment=2)})
+    assert tp.plan(desc, target=tp.Target.preset("h200")).sku().kernel == "split"
+
+
 @pytest.mark.parametrize("n", [8193, 16383, 17002])
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("where", WHERE)

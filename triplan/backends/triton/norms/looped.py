@@ -29,17 +29,23 @@ LOOP_US, SINGLE_PER_US = 0.45, (2e6, 1.4e6, 2e6, 1.3e6)
 LONG, MANY, FEW_PER_US = 1 << 15, 6, 1.2e6
 #: Microseconds at least of each block of a row forward where no vectors are loaded: it waits for memory.
 BLOCK_US = 0.4
+#: Elements of ``shifted`` blocks that a multiprocessor has in a microsecond: forward, backward, and backward with a
+#: weight, which both loops load element by element; and the fewest programs that are counted on one, which wait for
+#: memory: forward, and backward, where fewer are bound by their traffic. (From measurements on an H200.)
+SHIFTED_PER_US, SHIFTED_ALONE = (7700.0, 5400.0, 3500.0), (1.5, 0.0)
+#: Elements of ``shifted`` rows above which there are mostly few of them, so that each has more warps than these.
+SHIFTED_LONG, SHIFTED_WARPS = 5 << 14, 8
 #: What the second loop's reads cost backward where vectors are loaded.
 CACHED_SHARE = 0.05
 
 
 class NormLooped(LoopedRows, NormEntry, ops=OPS):
-    sku_version = 2  # rows that begin between two vectors are read by vectors
+    sku_version = 3  # rows that begin between two vectors are read by vectors, long ones by other tiles
 
     def __init__(self, desc: NormDescriptor) -> None:
         super().__init__(desc)
         # (Of two operands the loop waits for memory, not for a second sum.)
-        self.two_sums = CENTRED if self.backward or self.residual else 1.0
+        self.two_sums = CENTRED if self.backward or self.residual or self.shifted() else 1.0
         self.which = SHIFTED if self.shifted() else LOOPED if self.tile.rows == 1 else CROSSED
         if self.shifted():
             self.version = 5
@@ -60,7 +66,11 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
             held = {2: 32, 4: 64, 8: 16}[size] if centred else 32
             tile = r.loop_tile(held, most_warps=16 if held == 64 else 0)
         # (Where rows begin between two vectors, each element of the tile has a sum of its own.)
-        return r.loop_tile(16, operands) if self.shiftable() and tile.block < r.n else tile
+        if not self.shiftable() or tile.block >= r.n:
+            return tile
+        if r.n <= SHIFTED_LONG:
+            return r.loop_tile(16, operands, SHIFTED_WARPS)
+        return Tile(1, 8192, 32) if self.backward else r.loop_tile(16)
 
     def shiftable(self) -> bool:
         """Whether longer rows than a tile's are ``shifted``: not with a residual, its gradient or a second result."""
@@ -72,7 +82,9 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
     def us(self, target: Target) -> float:
         r, tile = self.rows, self.tile
         us = max(super().us(target), self.several_us(target))
-        if tile.rows == 1:
+        if self.shifted():
+            us = max(us, self.shifted_us(target)) + LOOP_US
+        elif tile.rows == 1:
             busiest = -(-r.count // target.sm_count) * target.sm_count  # a program is one row
             kind = 1 + self.backward + bool(self.gradients) if r.unit or self.backward else 0
             few = self.backward and r.n > LONG and r.count < MANY * target.sm_count
@@ -84,6 +96,15 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
             return us
         accumulated = self.accumulate_us(target)
         return us + LAUNCH_US + (max(accumulated, self.apart_us(self.read_first)) if tile.rows > 1 else accumulated)
+
+    def shifted_us(self, target: Target) -> float:
+        """Microseconds of whole steps of the loops: the elements that the last one lacks cost as much."""
+        step = self.tile.block * (1 if self.backward else self.unroll())
+        longest = self.rows.n + 16 // self.element.itemsize - 1  # with what is skipped of a vector
+        weighted = any(o.name == "weight" for o in self.desc.operands())
+        per_us = SHIFTED_PER_US[self.backward * (1 + weighted)]
+        tile, alone = Tile(1, step, self.tile.warps), SHIFTED_ALONE[self.backward]
+        return -(-longest // step) * self.tiles_us(tile, self.programs(), per_us, target, alone)
 
     def partials_tile(self) -> Tile:
         return self.tile if self.tile.rows > 1 else super().partials_tile()

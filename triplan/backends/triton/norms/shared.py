@@ -150,10 +150,6 @@ class NormEntry(Entry):
         alone = waves > 1 and self.tile.rows == 1 and not self.backward
         return us + (LONE_US * (math.ceil(waves) - waves) if alone else 0.0)
 
-    def shifted(self) -> bool:
-        """Whether vectors are read and written though rows begin between two; of weight and bias they are not."""
-        return False
-
     def tiles_us(self, tile: Tile, programs: int, per_us: float, target: Target, alone: float = 1.0) -> float:
         """As of any entry; forward, ``per_us`` is of two operands. Centred rows take longer: they have two sums."""
         us = super().tiles_us(tile, programs, per_us, target, alone) * (self.two_sums if self.centred else 1.0)
@@ -162,12 +158,11 @@ class NormEntry(Entry):
     def single_us(self, per_us: float, rows: float) -> float:
         """Microseconds where no vectors are loaded, of ``rows`` rows: ``per_us`` accesses of single elements of 16
         bits, or somewhat fewer wider ones, as instructions are the limit. What is read to reduce rows is read twice,
-        weight and bias once for each row. (Backward twice, which counts where nothing else is read so.)"""
+        weight and bias once for each row."""
         if self.rows.vectors:
             return 0.0
         single = sum(o.name in ("weight", "bias") for o in self.desc.operands())
-        single = single * (1 + self.backward) if self.shifted() else single + len(self.moved) + len(self.read_first)
-        accesses = rows * self.rows.n * single
+        accesses = rows * self.rows.n * (single + len(self.moved) + len(self.read_first))
         return accesses * (WIDE + self.element.itemsize) / (WIDE + 2) / per_us
 
     def rank(self, target: Target) -> float:

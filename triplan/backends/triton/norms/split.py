@@ -19,8 +19,9 @@ from triplan.descriptors.norms import NormDescriptor
 from triplan.sku import ElementKind, Target
 
 #: Accesses of single elements in a microsecond where no vectors are loaded: forward, backward, and with gradients of
-#: weight or bias; and backward of rows with gaps. (This and what follows: from drawn problems on an H200.)
-SINGLE_PER_US, GAPPED_PER_US = (1.7e6, 1.5e6, 1.1e6), 6e5
+#: weight or bias; and backward of rows with gaps, and forward of centred ones, which have two sums. (This and what
+#: follows: from drawn problems on an H200.)
+SINGLE_PER_US, GAPPED_PER_US, CENTRED_PER_US = (1.7e6, 1.5e6, 1.1e6), 6e5, 1.4e6
 #: Microseconds that programs take longer backward, with gradients of weight or bias or where rows are crossed: where
 #: rows lie in several ways; and of contiguous rows, for each word that a thread loads by itself, and for each warp, as
 #: these wait for each other.
@@ -29,6 +30,8 @@ ODD_US, ODD_WORD_US, ODD_WARP_US = 1.5, 0.02, 0.007
 SHORT_ROW, LATER_US = 144, 0.5
 #: Microseconds of the roots and quotients of f64 forward, which are many instructions, in the last launch's programs.
 F64_US = 1.0
+#: Microseconds of a program at least on a multiprocessor: however few its warps, it waits for the launch ahead of it.
+LEAST_US = 0.16
 #: ``turned_per_us`` backward where rows that are read are contiguous in one operand, and adjacent in the other.
 MIXED_PER_US = 900.0
 
@@ -65,16 +68,17 @@ class NormSplit(SplitRows, NormEntry, ops=OPS):
     def reduce_us(self, target: Target) -> float:
         return self.accumulate_us(target) if self.backward else super().reduce_us(target)
 
+    def busy_us(self, programs: int, target: Target) -> float:
+        return max(super().busy_us(programs, target), programs * LEAST_US / target.sm_count)
+
     def us(self, target: Target) -> float:
         us = max(super().us(target), self.busy_us(self.programs(), target))
         if self.tiles[1].rows == 1:
             gapped = self.backward and not self.rows.unit
             per_us = GAPPED_PER_US if gapped else SINGLE_PER_US[self.backward + bool(self.gradients)]
+            per_us = CENTRED_PER_US if self.centred and not self.backward else per_us
             us = max(us, self.single_us(per_us, self.rows.count))
         r, tile = self.rows, self.tile
-        turned_once = tile.rows == 1 < self.tiles[1].rows
-        if not self.backward and turned_once and any(r.begins_between(o, 16) for o in self.read_first):
-            us += self.reduce_us(target)  # ``turned_per_us`` is of rows that vectors hold
         if not self.backward:
             return us + (F64_US if self.element is ElementKind.F64 else 0.0)
         if r.vectors or not (self.gradients or r.crossed):

@@ -21,6 +21,8 @@ LOOP_US = 0.3
 #: Elements that a program has in a microsecond, forward and backward: of a row with gaps, and of one that begins
 #: between two vectors (backward that is no limit).
 SINGLE_PER_US = ((1500.0, 3500.0), (3000.0, math.inf))
+#: Elements of 16 bits that a multiprocessor has in a microsecond forward, of packed rows that threads load one by one.
+ODD_PER_US = 2500.0
 #: Elements that a multiprocessor has in a microsecond forward, of 16 bits and of more, of tiles of several rows:
 #: where neighbours are adjacent in the operand, and where rows are contiguous in it, which both loops read.
 CROSSED_PER_US = ((3200.0, 1800.0), (3000.0, 1000.0))
@@ -81,6 +83,8 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
             if r.unit and (narrow or not self.backward):
                 us *= ODD_ROWS[self.backward]
             us = max(us, r.n / SINGLE_PER_US[self.backward][r.unit])
+            if narrow and not self.backward and all(o.layout.packed for o in r.operands):
+                us = max(us, r.n * r.count / target.sm_count / ODD_PER_US)
         return us + LOOP_US
 
     def shifted_us(self, target: Target) -> float:
