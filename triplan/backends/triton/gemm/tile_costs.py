@@ -40,9 +40,9 @@ STREAM_BYTES_PER_US = 4.55e6
 #: The same of a C without unit stride: threads that write together lie in rows of C. From 4e6 to 1.3e9 elements on H100
 #: and H200.
 STRAY_BYTES_PER_US = 1.25e5
-#: Elements that all multiprocessors write in a microsecond to such a C where neighbouring threads lie along its rows:
-#: those of ``outer`` and of the second kernel of ``split_k``. From 6e6 and 2e7 elements on an H200.
-STRAY_PER_US = 1.3e5
+#: Bytes of such a C that all multiprocessors write in a microsecond where neighbouring threads lie along its rows:
+#: those of ``outer`` and of the second kernel of ``split_k``. From 6e6 and 2e7 elements of f32 on an H200.
+ALONG_BYTES_PER_US = 5.2e5
 #: Microseconds from a program's last step to the first step of the next one; only other programs on the same
 #: multiprocessor hide them.
 BETWEEN_PROGRAMS_US = 2.4
