@@ -259,7 +259,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="split_k",
-        version=7,
+        version=8,
         elements=ELEMENTS,
         supports=supports,
         rank=rank,

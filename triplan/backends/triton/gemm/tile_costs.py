@@ -106,6 +106,9 @@ LONE = (MathPrecision.F32, MathPrecision.TF32X3, MathPrecision.F64)
 #: Factor on these where there are fewer warps. From the same products; of f64 from a run on an H200 that is not
 #: published.
 LONE_SLOWER = 1.25
+#: k up to which f64 is not: so few steps wait for their operands, not for each other. From a product of k = 127 on an
+#: H200, by a run that is not published.
+LONE_SHORT_K = 128
 #: The same of tf32x3 in tiles of 16 rows, whose warps all split the same elements of A. From runs on an H200 that are
 #: not published.
 LONE_SHORT_SLOWER = 1.7
@@ -211,7 +214,8 @@ def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: i
     if fmas and not is_turned(desc.operand("a")):
         computed *= ROWS_SLOWER
     held = min(max(programs / sms, 1.0), resident)  # programs of a multiprocessor, on average
-    if desc.multiplicands in LONE and held * tile.warps < BUSY_WARPS:
+    short = desc.multiplicands is MathPrecision.F64 and desc.k <= LONE_SHORT_K
+    if desc.multiplicands in LONE and not short and held * tile.warps < BUSY_WARPS:
         computed *= LONE_SHORT_SLOWER if tile.m == 16 and not fmas else LONE_SLOWER
     a, b = desc.operand("a"), desc.operand("b")
     fed = sum(
