@@ -87,6 +87,13 @@ def test_few_columns_of_a_tile_do_not_exist(n: int, columns: int) -> None:
         assert (tile[axis], tile.m * tile.n) == (columns, 4096)
 
 
+@pytest.mark.parametrize(("m", "n", "tile"), [(9000, 257, (4, 128)), (1, 900_000, (1, 512)), (90_000, 8, (128, 8))])
+def test_tiles_of_a_result_without_unit_stride_have_few_rows(m: int, n: int, tile: tuple[int, int]) -> None:
+    """Unless its own rows are short: threads would have no elements."""
+    desc = tp.GemmDescriptor(m=m, n=n, k=3, element="f32", layouts={"c": tp.Layout.strided()})
+    assert outer.tile_of(desc, H200) == tile
+
+
 @pytest.mark.parametrize("k", [0, 1, 31, 64, 1000, 4097])
 @pytest.mark.parametrize("pieces", [1, 2, 64])
 def test_pieces_hold_all_of_k_once_and_none_is_empty(pieces: int, k: int) -> None:

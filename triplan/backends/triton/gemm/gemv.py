@@ -87,10 +87,11 @@ def _is_one_row(desc: MatrixProductDescriptor) -> bool:
 
 
 def matrix_of(desc: MatrixProductDescriptor) -> tuple[Operand, bool]:
-    """The factor that is the matrix, and whether blocks of it are wide along k: where its rows have no unit stride."""
+    """The factor that is the matrix, and whether blocks of it are wide along k: where its rows have no unit stride.
+    Without any, neighbours are taken to lie along axis 1, as in slices of row-major matrices."""
     one_row = _is_one_row(desc)
     o = desc.operand("b" if one_row else "a")
-    return o, rows_of(desc) == 1 or unit_axis(o) != (1 if one_row else 0)
+    return o, rows_of(desc) == 1 or (unit_axis(o) == 0) == one_row
 
 
 def rows_of(desc: MatrixProductDescriptor) -> int:
@@ -252,7 +253,7 @@ def launches(desc: MatrixProductDescriptor, block: Block) -> list[Launch]:
     partial(
         kernel,
         name="gemv",
-        version=4,
+        version=5,
         elements=ELEMENTS,
         supports=supports,
         rank=rank,

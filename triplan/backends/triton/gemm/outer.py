@@ -16,7 +16,8 @@ from triplan.backends.triton.gemm.arguments import epilogue_arguments, extent, m
 from triplan.backends.triton.gemm.entries import ELEMENTS, for_products
 from triplan.backends.triton.gemm.guarantees import guarantee
 from triplan.backends.triton.gemm.matrices import layout, unit_axis
-from triplan.backends.triton.gemm.tile_costs import STRAY_PER_US
+from triplan.backends.triton.gemm.split_k import SUM_ELEMENTS
+from triplan.backends.triton.gemm.tile_costs import ALONG_BYTES_PER_US
 from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import Support, Target
 
@@ -33,6 +34,10 @@ ELEMENTS_OF_SMALL_TILE, ELEMENTS_OF_LEAST_TILE = 1024, 256
 MOST_COLUMNS = 256
 #: Columns to which a tile is narrowed if more than one in so many of its columns does not exist: a warp of them.
 LEAST_COLUMNS, IDLE = 32, 8
+#: Most rows of a tile where C has no unit stride, which also has no more elements than that of the second kernel of
+#: ``split_k``. Triton then has neighbouring threads store down the columns of a tile: of 32 rows, each element would be
+#: in a sector of its own.
+STRAY_ROWS = 4
 #: Microseconds of a kernel besides its programs. From small results in ``bench/results/anywhere-gemm-*``.
 FIXED_US = 0.6
 #: Microseconds that one multiprocessor takes for an element of C, besides its bytes. Untuned.
@@ -62,11 +67,15 @@ def _width(extent: int, most: int) -> int:
 
 
 def tile_of(desc: MatrixProductDescriptor, target: Target) -> OuterTile:
-    """As wide along C's unit-stride axis as C is, up to ``MOST_COLUMNS``."""
+    """As wide along C's unit-stride axis as C is, up to ``MOST_COLUMNS``; without one, of few rows."""
     elements, numel, sms = ELEMENTS_OF_TILE[desc.sums.itemsize], desc.operand("c").numel, target.sm_count
     if numel < FILLED * elements * sms:
         elements = ELEMENTS_OF_SMALL_TILE if numel >= ELEMENTS_OF_SMALL_TILE * sms else ELEMENTS_OF_LEAST_TILE
-    if unit_axis(desc.operand("c")) == 0:
+    unit = unit_axis(desc.operand("c"))
+    if unit is None and desc.n > LEAST_COLUMNS:
+        rows = min(_power(desc.m), STRAY_ROWS)
+        return OuterTile(rows, min(_power(desc.n), min(elements, SUM_ELEMENTS) // rows))
+    if unit == 0:
         height = _width(desc.m, min(max(MOST_COLUMNS, elements // _power(desc.n)), elements))
         return OuterTile(height, min(elements // height, _power(desc.n)))
     width = _width(desc.n, min(max(MOST_COLUMNS, elements // _power(desc.m)), elements))
@@ -92,7 +101,7 @@ def rank(desc: MatrixProductDescriptor, target: Target) -> float:
     factors = math.prod(desc.lead) * desc.k * (desc.m + desc.n) * desc.element.itemsize
     written = -(-_programs(desc, tile) // sms) * tile.m * tile.n * ELEMENT_US * (1 + desc.k / 4)
     c = desc.operand("c")
-    stray = c.numel / STRAY_PER_US if unit_axis(c) is None else 0.0
+    stray = c.nbytes / ALONG_BYTES_PER_US if unit_axis(c) is None else 0.0
     passes = 1 if desc.k <= AT_ONCE else -(-desc.k // STEP_K)
     return FIXED_US + (passes - 1) * PASS_US + max((results + factors) / BYTES_PER_US, written, stray)
 

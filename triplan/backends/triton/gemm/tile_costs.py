@@ -40,9 +40,9 @@ STREAM_BYTES_PER_US = 4.55e6
 #: The same of a C without unit stride: threads that write together lie in rows of C. From 4e6 to 1.3e9 elements on H100
 #: and H200.
 STRAY_BYTES_PER_US = 1.25e5
-#: Elements that all multiprocessors write in a microsecond to such a C where neighbouring threads lie along its rows:
-#: those of ``outer`` and of the second kernel of ``split_k``. From 6e6 and 2e7 elements on an H200.
-STRAY_PER_US = 1.3e5
+#: Bytes of such a C that all multiprocessors write in a microsecond where neighbouring threads lie along its rows:
+#: those of ``outer`` and of the second kernel of ``split_k``. From 6e6 and 2e7 elements of f32 on an H200.
+ALONG_BYTES_PER_US = 5.2e5
 #: Microseconds from a program's last step to the first step of the next one; only other programs on the same
 #: multiprocessor hide them.
 BETWEEN_PROGRAMS_US = 2.4
@@ -106,6 +106,9 @@ LONE = (MathPrecision.F32, MathPrecision.TF32X3, MathPrecision.F64)
 #: Factor on these where there are fewer warps. From the same products; of f64 from a run on an H200 that is not
 #: published.
 LONE_SLOWER = 1.25
+#: k up to which f64 is not: so few steps wait for their operands, not for each other. From a product of k = 127 on an
+#: H200, by a run that is not published.
+LONE_SHORT_K = 128
 #: The same of tf32x3 in tiles of 16 rows, whose warps all split the same elements of A. From runs on an H200 that are
 #: not published.
 LONE_SHORT_SLOWER = 1.7
@@ -211,7 +214,8 @@ def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: i
     if fmas and not is_turned(desc.operand("a")):
         computed *= ROWS_SLOWER
     held = min(max(programs / sms, 1.0), resident)  # programs of a multiprocessor, on average
-    if desc.multiplicands in LONE and held * tile.warps < BUSY_WARPS:
+    short = desc.multiplicands is MathPrecision.F64 and desc.k <= LONE_SHORT_K
+    if desc.multiplicands in LONE and not short and held * tile.warps < BUSY_WARPS:
         computed *= LONE_SHORT_SLOWER if tile.m == 16 and not fmas else LONE_SLOWER
     a, b = desc.operand("a"), desc.operand("b")
     fed = sum(

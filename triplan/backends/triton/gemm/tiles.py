@@ -64,7 +64,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="tiles",
-        version=7,
+        version=8,
         elements=ELEMENTS,
         supports=supports,
         rank=rank,
