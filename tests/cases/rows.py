@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from proofs import norms, softmax
+from triton.runtime import interpreter
 
 import triplan as tp
 from cases import places, repeats
@@ -70,3 +73,25 @@ def problems(op: str, shapes: tuple[tuple[int, ...], ...], elements: tuple[str, 
 
 def reference(desc: tp.Descriptor, **given: torch.Tensor) -> Any:
     return oracle(desc, args_for(desc, given=given).host())
+
+
+def reads_within_operands(plan: tp.Plan[Any, Any], monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether an interpreted plan reads no element that is outside of its operands."""
+    read: list[Any] = []
+    load = interpreter.InterpreterBuilder.create_masked_load
+
+    def spied(self: Any, ptrs: Any, mask: Any, *others: Any) -> Any:
+        read.append(ptrs.data[mask.data])
+        return load(self, ptrs, mask, *others)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_masked_load", spied)
+    whole = {
+        o.name: torch.ones(o.numel, dtype=o.element.torch).view(o.shape)
+        for o in plan.descriptor.operands()
+        if o.is_tensor
+    }
+    run(plan, plan.args_type(**whole))
+    inside = [(x.data_ptr(), x.data_ptr() + x.nbytes) for x in whole.values()]
+    places = np.concatenate([x.ravel() for x in read])
+    assert len(places) > 0
+    return bool(np.any([(places >= first) & (places < end) for first, end in inside], axis=0).all())

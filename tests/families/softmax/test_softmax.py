@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from cases import H200, WHERE, compiles
-from cases.rows import PLACES, SPECIAL, build, run
+from cases.rows import PLACES, SPECIAL, build, reads_within_operands, run
 from proofs import target
 from proofs.softmax import OPS
 
@@ -87,6 +87,15 @@ def test_long_rows_between_vectors_are_read_by_vectors(where: str, op: str, n: i
     plan = tp.plan(build(op, (9, n), element="f16"), target=target(where), kernel="looped")
     assert "shifted" in plan.launches[0].kernel.__name__
     assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("op", OPS)
+def test_vectors_do_not_reach_behind_the_last_row(op: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = tp.plan(build(op, (rows, 8193), element="f16"), target=target("interpret"), kernel="looped")
+    assert "shifted" in plan.launches[0].kernel.__name__
+    assert reads_within_operands(plan, monkeypatch)
 
 
 @pytest.mark.parametrize("op", ["softmax", "log_softmax"])

@@ -1,9 +1,9 @@
 """Packed rows of 16-bit elements that begin between two vectors, read and written by vectors all the same.
 
 A row is read from the aligned vector on that it begins in, up to the end of its last one; the elements beside it are
-ignored. Vectors that lie within the row are written as such, and the other elements by themselves. The bits of a row
-must not depend on where it begins: each element is accumulated by itself, and accumulators are moved back before they
-are reduced.
+ignored. Behind the last row there may be no memory: what it has of that vector is read by itself. Vectors that lie
+within the row are written as such, and the other elements by themselves. The bits of a row must not depend on where it
+begins: each element is accumulated by itself, and accumulators are moved back before they are reduced.
 """
 
 # mypy: ignore-errors
@@ -21,6 +21,19 @@ def shifted_row(row, n, VECTOR: tl.constexpr):
     """
     skipped = (row % VECTOR) * (n % VECTOR).to(tl.int32) % VECTOR
     return skipped, tl.multiple_of(row.to(tl.int64) * n - skipped, VECTOR), n + skipped
+
+
+@jit
+def read_end(row, end, VECTOR: tl.constexpr):
+    """Up to where a ``shifted_row`` is read by vectors: its end, or of the last program's row that of whole vectors."""
+    return tl.where(row == tl.num_programs(0) - 1, end // VECTOR * VECTOR, end)
+
+
+@jit
+def rest_elements(known, end, BLOCK: tl.constexpr):
+    """(place, live) of the elements from ``known``, a ``read_end``, up to ``end``: in a block, as the loop has them."""
+    place = known // BLOCK * BLOCK + tl.arange(0, BLOCK)
+    return place, (place >= known) & (place < end)
 
 
 @jit

@@ -10,7 +10,14 @@ the two passes: see ``looped_kernels``.
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
-from triplan.backends.triton.common.shifted_kernels import moved_back, other_elements, shifted_row, whole_vectors
+from triplan.backends.triton.common.shifted_kernels import (
+    moved_back,
+    other_elements,
+    read_end,
+    rest_elements,
+    shifted_row,
+    whole_vectors,
+)
 from triplan.backends.triton.norms.shared_kernels import (
     gradient_of,
     load_affine,
@@ -37,20 +44,27 @@ def shifted_statistics(
 ):
     """(mean - centre, sum of squares about the mean, sum of squares about ``centre``) of a row; all scalars. Without
     CENTRED centre and mean are 0."""
+    known = read_end(tl.program_id(0), end, VECTOR)
     total = tl.zeros((BLOCK,), COMPUTE)
     squares = tl.zeros((BLOCK,), COMPUTE)
     for step in range(tl.cdiv(end, BLOCK * UNROLL)):
         loaded = ()
         for u in tl.static_range(UNROLL):
             place = (step * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)
-            known = place // VECTOR * VECTOR < end
-            loaded = loaded + (tl.load(at + place, mask=known, other=0.0, eviction_policy="evict_last"),)
+            vectors = place // VECTOR * VECTOR < known
+            loaded = loaded + (tl.load(at + place, mask=vectors, other=0.0, eviction_policy="evict_last"),)
         for u in tl.static_range(UNROLL):
             place = (step * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)
-            v = tl.where((place >= skipped) & (place < end), loaded[u].to(COMPUTE) - centre, 0.0)
+            v = tl.where((place >= skipped) & (place < known), loaded[u].to(COMPUTE) - centre, 0.0)
             if CENTRED:
                 total += v
             squares += v * v
+    if known < end:
+        place, live = rest_elements(known, end, BLOCK)
+        v = tl.where(live, tl.load(at + place, mask=live, other=0.0).to(COMPUTE) - centre, 0.0)
+        if CENTRED:
+            total += v
+        squares += v * v
     squares = moved_back(squares, skipped, BLOCK)
     correction = centre
     if CENTRED:
@@ -161,13 +175,22 @@ def norm_backward_shifted_kernel(
         centre = tl.load(mean + row)
     g_total = tl.zeros((BLOCK,), COMPUTE)
     total = tl.zeros((BLOCK,), COMPUTE)
+    known = read_end(row, end, VECTOR)
     steps = tl.cdiv(end, BLOCK)
     for step in range(steps):
         place = step * BLOCK + tl.arange(0, BLOCK)
-        known = place // VECTOR * VECTOR < end
-        live = (place >= skipped) & (place < end)
-        g = tl.load(dout_at + place, mask=known, other=0.0, eviction_policy="evict_last").to(COMPUTE)
-        v = tl.load(x_at + place, mask=known, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+        vectors = place // VECTOR * VECTOR < known
+        live = (place >= skipped) & (place < known)
+        g = tl.load(dout_at + place, mask=vectors, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+        v = tl.load(x_at + place, mask=vectors, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+        g = load_affine(g, weight, None, place - skipped, live, OFFSET)
+        if CENTRED:
+            g_total += tl.where(live, g, 0.0)
+        total += tl.where(live, g * ((v - centre) * scale), 0.0)
+    if known < end:
+        place, live = rest_elements(known, end, BLOCK)
+        g = tl.load(dout_at + place, mask=live, other=0.0).to(COMPUTE)
+        v = tl.load(x_at + place, mask=live, other=0.0).to(COMPUTE)
         g = load_affine(g, weight, None, place - skipped, live, OFFSET)
         if CENTRED:
             g_total += tl.where(live, g, 0.0)

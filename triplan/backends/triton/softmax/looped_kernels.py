@@ -24,7 +24,14 @@ from triplan.backends.triton.common.rows_kernels import (
     row_pointers,
     store_rows,
 )
-from triplan.backends.triton.common.shifted_kernels import moved_back, other_elements, shifted_row, whole_vectors
+from triplan.backends.triton.common.shifted_kernels import (
+    moved_back,
+    other_elements,
+    read_end,
+    rest_elements,
+    shifted_row,
+    whole_vectors,
+)
 from triplan.backends.triton.softmax.shared_kernels import gradient_of, gradient_term, softmax_of
 
 #: The lowest number of f32.
@@ -144,6 +151,13 @@ def softmax_backward_looped_kernel(
 
 
 @jit
+def _accumulate(top, total, v):
+    """(maxima, sums of exponentials relative to them) of accumulators and elements ``v``, each by itself."""
+    new = tl.maximum(top, v)
+    return new, tl.fma(total, exponential(top - new), exponential(v - new))
+
+
+@jit
 def softmax_shifted_kernel(
     x,
     out,
@@ -162,6 +176,7 @@ def softmax_shifted_kernel(
     as -inf, from which -inf cannot be subtracted.
     """
     skipped, start, end = shifted_row(tl.program_id(0), n, VECTOR)
+    known = read_end(tl.program_id(0), end, VECTOR)
     steps = tl.cdiv(end, BLOCK * UNROLL)
     top = tl.full((BLOCK,), LOWEST, COMPUTE)
     total = tl.zeros((BLOCK,), COMPUTE)
@@ -169,18 +184,20 @@ def softmax_shifted_kernel(
         loaded = ()
         for u in tl.static_range(UNROLL):
             place = (step * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)
-            known = place // VECTOR * VECTOR < end
-            loaded = loaded + (tl.load(x + start + place, mask=known, other=0.0, eviction_policy="evict_last"),)
+            vectors = place // VECTOR * VECTOR < known
+            loaded = loaded + (tl.load(x + start + place, mask=vectors, other=0.0, eviction_policy="evict_last"),)
         for u in tl.static_range(UNROLL):
             first = (step * UNROLL + u) * BLOCK
-            if first < end:
+            if first < known:
                 v = loaded[u].to(COMPUTE)
-                if (first < skipped) | (first + BLOCK > end):  # most blocks lie within the row
+                if (first < skipped) | (first + BLOCK > known):  # most blocks lie within the row
                     place = first + tl.arange(0, BLOCK)
-                    v = tl.where((place >= skipped) & (place < end), v, -float("inf"))
-                new = tl.maximum(top, v)
-                total = tl.fma(total, exponential(top - new), exponential(v - new))
-                top = new
+                    v = tl.where((place >= skipped) & (place < known), v, -float("inf"))
+                top, total = _accumulate(top, total, v)
+    if known < end:
+        place, live = rest_elements(known, end, BLOCK)
+        v = tl.load(x + start + place, mask=live, other=-float("inf")).to(COMPUTE)
+        top, total = _accumulate(top, total, v)
     row_top = tl.max(top, 0)
     total = total * exponential(top - row_top)
     total = tl.sum(moved_back(total, skipped, BLOCK), 0)
@@ -215,22 +232,28 @@ def softmax_backward_shifted_kernel(
     dout, out, dx: [rows, n] of f16 or bf16, packed, aligned. A program walks along a row by blocks of BLOCK elements.
     The row begins ``skipped`` elements behind an aligned vector of VECTOR elements, the same in every operand.
 
-    The row is read from that vector on, up to the end of its last one; the elements beside it are ignored. Element k is
+    The row is read as ``common/shifted_kernels`` says. Element k is
     added to accumulator (k + skipped) % BLOCK. The accumulators are moved back by ``skipped`` before they are reduced:
     the bits of a row do not depend on where it begins. Vectors that lie within the row are written as such, and the
     other elements of the first and the last one by themselves.
     """
     skipped, start, end = shifted_row(tl.program_id(0), n, VECTOR)
+    known = read_end(tl.program_id(0), end, VECTOR)
     steps = tl.cdiv(end, BLOCK)
     total = tl.zeros((BLOCK,), COMPUTE)
     for step in range(steps):
         place = step * BLOCK + tl.arange(0, BLOCK)
-        known = place // VECTOR * VECTOR < end
-        dy = tl.load(dout + start + place, mask=known, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+        vectors = place // VECTOR * VECTOR < known
+        dy = tl.load(dout + start + place, mask=vectors, other=0.0, eviction_policy="evict_last").to(COMPUTE)
         y = dy
         if not LOG:
-            y = tl.load(out + start + place, mask=known, other=0.0, eviction_policy="evict_last").to(COMPUTE)
-        total += tl.where((place >= skipped) & (place < end), gradient_term(dy, y, LOG), 0.0)
+            y = tl.load(out + start + place, mask=vectors, other=0.0, eviction_policy="evict_last").to(COMPUTE)
+        total += tl.where((place >= skipped) & (place < known), gradient_term(dy, y, LOG), 0.0)
+    if known < end:
+        place, live = rest_elements(known, end, BLOCK)
+        dy = tl.load(dout + start + place, mask=live, other=0.0).to(COMPUTE)
+        y = tl.load(out + start + place, mask=live, other=0.0).to(COMPUTE)
+        total += tl.where(live, gradient_term(dy, y, LOG), 0.0)
     total = tl.sum(moved_back(total, skipped, BLOCK), 0)
     for step in range(steps):
         place = (steps - 1 - step) * BLOCK + tl.arange(0, BLOCK)
