@@ -121,7 +121,8 @@ def elements_kernel(
     ``axis_strides[k]``. DENSE_FLAT and INDEX_FLAT: that operand's elements are numbered as the points are, so that its
     loads stay vectors. PAIRS: POINT gets (table, place, ``run``, position among the indices); the place is the offset,
     or, if ``place_strides`` are given, the sum of its coordinates times those along the dimensions, and of what indices
-    select times those along the indexed axes. SPREAD programs that follow each other are spread over all points.
+    select times those along the indexed axes. Of each SPREAD * ``each`` programs, SPREAD that follow each other are
+    spread: ``each`` blocks lie between two of them.
     """
     program = tl.program_id(0)
     if SPREAD > 1:
