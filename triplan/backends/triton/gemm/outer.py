@@ -17,7 +17,7 @@ from triplan.backends.triton.gemm.entries import ELEMENTS, for_products
 from triplan.backends.triton.gemm.guarantees import guarantee
 from triplan.backends.triton.gemm.matrices import layout, unit_axis
 from triplan.backends.triton.gemm.split_k import SUM_ELEMENTS
-from triplan.backends.triton.gemm.tile_costs import ALONG_BYTES_PER_US
+from triplan.backends.triton.gemm.tile_costs import stray_us
 from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import Support, Target
 
@@ -36,7 +36,7 @@ MOST_COLUMNS = 256
 LEAST_COLUMNS, IDLE = 32, 8
 #: Most rows of a tile where C has no unit stride, which also has no more elements than that of the second kernel of
 #: ``split_k``. Triton then has neighbouring threads store down the columns of a tile: of 32 rows, each element would be
-#: in a sector of its own.
+#: in a sector of its own. Untuned.
 STRAY_ROWS = 4
 #: Microseconds of a kernel besides its programs. From small results in ``bench/results/anywhere-gemm-*``.
 FIXED_US = 0.6
@@ -100,8 +100,7 @@ def rank(desc: MatrixProductDescriptor, target: Target) -> float:
     results = desc.operand("c").numel * desc.out.itemsize * (1 + desc.reads_c0 + desc.saves_pre)
     factors = math.prod(desc.lead) * desc.k * (desc.m + desc.n) * desc.element.itemsize
     written = -(-_programs(desc, tile) // sms) * tile.m * tile.n * ELEMENT_US * (1 + desc.k / 4)
-    c = desc.operand("c")
-    stray = c.nbytes / ALONG_BYTES_PER_US if unit_axis(c) is None else 0.0
+    stray = stray_us(desc.operand("c"))
     passes = 1 if desc.k <= AT_ONCE else -(-desc.k // STEP_K)
     return FIXED_US + (passes - 1) * PASS_US + max((results + factors) / BYTES_PER_US, written, stray)
 

@@ -28,7 +28,7 @@ from triplan.backends.triton.gemm.matrices import (
     unit_axis,
     vector_elements,
 )
-from triplan.backends.triton.gemm.tile_costs import ALONG_BYTES_PER_US, tile_us
+from triplan.backends.triton.gemm.tile_costs import stray_us, tile_us
 from triplan.backends.triton.gemm.tile_shapes import Tile, programs_of, tiles_of
 from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import SUPPORTED, ArchSku, ElementKind, MathPrecision, Support, Target
@@ -110,9 +110,8 @@ def cheapest_split(desc: MatrixProductDescriptor, target: Target) -> Split:
 
 def split_us(desc: MatrixProductDescriptor, split: Split, target: Target) -> float:
     """Estimated microseconds of both kernels."""
-    c = desc.operand("c")
-    stray = c.nbytes / ALONG_BYTES_PER_US if unit_axis(c) is None else 0.0
-    return tile_us(desc, split.tile, target, split.pieces) + sum_us(desc, split.pieces, target) + stray
+    both = tile_us(desc, split.tile, target, split.pieces) + sum_us(desc, split.pieces, target)
+    return both + stray_us(desc.operand("c"))
 
 
 def padded_columns(desc: MatrixProductDescriptor) -> int:

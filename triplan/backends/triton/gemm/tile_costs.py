@@ -187,6 +187,11 @@ def _fed_us(o: Operand, tile: Tile, extent: int, b_rows: bool, transposed: bool,
     return elements * (ELEMENTWISE_SHORT_US if short else each) / 1000 / elements_per_load(o)
 
 
+def stray_us(c: Operand) -> float:
+    """Microseconds to write a C without unit stride where neighbouring threads lie along its rows; else 0."""
+    return c.nbytes / ALONG_BYTES_PER_US if unit_axis(c) is None else 0.0
+
+
 def activation_us(desc: MatrixProductDescriptor, elements: int) -> float:
     """Microseconds that one multiprocessor takes for the activation of so many elements of C, beside writing them."""
     return elements * GELU_US.get(desc.element.itemsize, 0.0) / 1000 if desc.activation == "gelu" else 0.0
