@@ -31,8 +31,8 @@ PACES = {
 #: Tiles by kind of arithmetic and padded width of a head: the largest found that do not spill registers (sm80 and
 #: sm90a, causal; Triton 3.6 and 3.9), but for heads of f32 and f64 that are read one element at a time, which may a
 #: little. Of f64 each of four warps multiplies 8 keys of a step; of fewer keys than 32 some would multiply the same.
-#: Their speed is untuned, but for heads of 256 halves and f64 on sm90a (an H200): of f64 a block ahead gains a third.
-#: Parts of f32 have 32 queries, whose products are mma.sync's; ``large_tiles`` has those of wgmma.
+#: Their speed is untuned, but for heads of 256 halves and of f64 on sm90a (an H200; of f64 by a run that is not
+#: published). Parts of f32 have 32 queries, whose products are mma.sync's; ``large_tiles`` has those of wgmma.
 TILES = Choice(
     usual={
         ("half", 64): (Tile(128, 64, 4, 3),),

@@ -25,13 +25,15 @@ def shifted_row(row, n, VECTOR: tl.constexpr):
 
 @jit
 def read_end(row, end, VECTOR: tl.constexpr):
-    """Up to where a ``shifted_row`` is read by vectors: its end, or of the last program's row that of whole vectors."""
+    """The end of what is read by vectors: that of a ``shifted_row``. But behind the last row, which the last program
+    has, there may be no memory: there it is the end of the last vector that is whole."""
     return tl.where(row == tl.num_programs(0) - 1, end // VECTOR * VECTOR, end)
 
 
 @jit
 def rest_elements(known, end, BLOCK: tl.constexpr):
-    """(place, live) of the elements from ``known``, a ``read_end``, up to ``end``: in a block, as the loop has them."""
+    """(place, live) [BLOCK] of the elements from ``known``, a ``read_end``, up to ``end``: each where a loop over
+    blocks would have it, so that it is added to the same accumulator."""
     place = known // BLOCK * BLOCK + tl.arange(0, BLOCK)
     return place, (place >= known) & (place < end)
 

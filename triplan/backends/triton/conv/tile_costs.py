@@ -43,7 +43,7 @@ SCATTERED = {2: 8.0, 4: 4.0, 8: 1.0}
 #: are copied while tiles are multiplied. From drawn problems on an H200, of 2 and 4 bytes.
 SCATTERED_SUMS = {2: 4.0, 4: 1.0, 8: 1.0}
 #: TFLOP/s of FMAs, by whether weights are adjacent along the features; along what is summed, few threads find them in
-#: different banks. Measured on an H200, where large problems reach more of those along the features.
+#: different banks. From drawn problems on an H200.
 FMA_TERAFLOPS = {False: 13.0, True: 33.0}
 #: Microseconds of one multiprocessor for an element of a step of pairs of a tap and a channel, by its bytes. From drawn
 #: problems on an H200, of f16, tf32 and f64.

@@ -161,8 +161,8 @@ class NormEntry(Entry):
         weight and bias once for each row."""
         if self.rows.vectors:
             return 0.0
-        single = sum(o.name in ("weight", "bias") for o in self.desc.operands())
-        accesses = rows * self.rows.n * (single + len(self.moved) + len(self.read_first))
+        shared = sum(o.name in ("weight", "bias") for o in self.desc.operands())
+        accesses = rows * self.rows.n * (len(self.moved) + len(self.read_first) + shared)
         return accesses * (WIDE + self.element.itemsize) / (WIDE + 2) / per_us
 
     def rank(self, target: Target) -> float:

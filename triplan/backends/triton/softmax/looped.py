@@ -32,7 +32,8 @@ CACHED_SHARE, CACHED_FROM, CACHED_ROWS = (0.35, 0.05), 8192, 512
 FEW_BLOCK = 4096
 #: Forward programs that read a row between vectors by vectors: elements of a row up to which 16 warps read two blocks
 #: ahead, not four. Their registers then have room for three programs on a multiprocessor, not two, and the L2 cache for
-#: the rows of all. And elements from which one program has all registers: the L2 cache holds most of its rows.
+#: the rows of all. And elements from which one program has all registers: of the tiles that were timed on an H200, by a
+#: run that is not published, it was then the fastest.
 TWO_AHEAD, ALONE_FROM = 1 << 16, 1 << 17
 #: Elements that a multiprocessor has in a microsecond of such a program and of several: each takes two exponentials, or
 #: three. And microseconds before the first elements arrive, and of the reductions. (From 14 problems on an H200.)

@@ -232,10 +232,9 @@ def softmax_backward_shifted_kernel(
     dout, out, dx: [rows, n] of f16 or bf16, packed, aligned. A program walks along a row by blocks of BLOCK elements.
     The row begins ``skipped`` elements behind an aligned vector of VECTOR elements, the same in every operand.
 
-    The row is read as ``common/shifted_kernels`` says. Element k is
-    added to accumulator (k + skipped) % BLOCK. The accumulators are moved back by ``skipped`` before they are reduced:
-    the bits of a row do not depend on where it begins. Vectors that lie within the row are written as such, and the
-    other elements of the first and the last one by themselves.
+    The row is read and written as ``common/shifted_kernels`` says. Element k is added to accumulator
+    (k + skipped) % BLOCK. The accumulators are moved back by ``skipped`` before they are reduced: the bits of a row do
+    not depend on where it begins.
     """
     skipped, start, end = shifted_row(tl.program_id(0), n, VECTOR)
     known = read_end(tl.program_id(0), end, VECTOR)
