@@ -97,11 +97,21 @@ def plans_of_products(entry: str, target: tp.Target) -> Iterator[tp.Plan[Any, An
             yield plan
 
 
+def plans_of_odd_rows(op: str, entry: str, target: tp.Target) -> Iterator[tp.Plan[Any, Any]]:
+    """Of rows of 16 bits that are longer than a tile and no whole vectors: some kernels read around their ends."""
+    sample = SAMPLES[op]
+    if entry == "looped" and len(getattr(sample, "input_shape", ())) == 2:
+        for element in known(sample, element=tp.ElementKind.F16).values():
+            plan = pinned(sample.replace(input_shape=(3, 8195), element=element), entry, target)
+            if plan is not None:
+                yield plan
+
+
 def main(shard: int, of: int, check: bool) -> None:
     entries = [(op, e.name) for op in SAMPLES for e in tp.TABLE.rows(op) if e.backend is tp.BackendKind.TRITON]
     ran, target = 0, tp.Target.current()
     for op, entry in entries[shard::of]:
-        plans = plans_of_samples(op, entry, target)
+        plans = chain(plans_of_samples(op, entry, target), plans_of_odd_rows(op, entry, target))
         for plan in chain(plans, plans_of_products(entry, target) if check and op == "gemm" else ()):
             if check:
                 check_plan(plan, seed=ran, runs=2, passes=("unit",))

@@ -65,7 +65,7 @@ def norm_values(desc: Any, kind: Kind) -> dict[str, Tensor]:
 
 
 def norm_problem(op: str, n: int, element: tp.ElementKind, kind: Kind, long: bool = False, **options: Any) -> Rows:
-    n, length = size(n, long)
+    n, length = size(n, long, element)
     desc = tp.descriptor_types()[op](input_shape=(n, length), element=element, **options)
     return Rows(desc, partial(norm_values, desc, kind))
 

@@ -22,9 +22,13 @@ COLUMNS = ("weight", "bias", "bytes")
 SUMS = ("dweight", "dbias")
 
 
-def size(n: int, long: bool) -> tuple[int, int]:
-    """Rows and their length, for a problem that is to have ``n`` contributions: fewer rows, as each is long."""
-    return (max(n // 64, LONG_ROWS), LONG) if long else (max(n // 8, 16), LENGTH)
+def size(n: int, long: bool, element: tp.ElementKind | None = None) -> tuple[int, int]:
+    """Rows and their length, for a problem that is to have ``n`` contributions: fewer rows, as each is long.
+
+    Long rows of a 16-bit ``element`` are no whole vectors, as other kernels read such; those of others are.
+    """
+    odd = element is not None and element.itemsize == 2
+    return (max(n // 64, LONG_ROWS), LONG + odd) if long else (max(n // 8, 16), LENGTH)
 
 
 class Rows(Drawn):

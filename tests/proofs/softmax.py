@@ -76,7 +76,7 @@ def _stepped(v: Tensor, away: int) -> Tensor:
 
 
 def softmax_problem(op: str, n: int, element: tp.ElementKind, kind: Kind, long: bool = False) -> Softmax:
-    n, length = size(n, long)
+    n, length = size(n, long, element)
     desc = tp.descriptor_types()[op](input_shape=(n, length), softmax_axis=1, element=element)
     return Softmax(desc, partial(softmax_values, op, n, length, element, kind))
 
