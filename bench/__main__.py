@@ -89,9 +89,10 @@ def parser() -> argparse.ArgumentParser:
     of["gemm"].add_argument("--cases", default="", metavar="TEXT", help="only cases whose name contains TEXT")
     of["attention"].add_argument("--cases", default="", metavar="TEXT", help="only cases whose name contains TEXT")
     of["rowwise"].add_argument("--sweep", action="store_true", help="time tiles of every kernel, not other libraries")
-    of["rowwise"].add_argument(
-        "--cases", nargs="+", default=[], metavar="TEXT", help="only cases whose name contains one of these"
-    )
+    for name in ("rowwise", *ONE_FAMILY):
+        of[name].add_argument(
+            "--cases", nargs="+", default=[], metavar="TEXT", help="only cases whose name contains one of these"
+        )
     add = of["anywhere"].add_argument
     add("family", choices=FAMILIES)
     add("--seed", type=_natural, default=0, help="the same problems for the same seed")
@@ -175,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 report = {"models": models, "optim": optim}[options.name].run(*timing, progress)
             elif options.name in ONE_FAMILY:
                 listed = ONE_FAMILY[options.name].cases(tiny)
-                report = rows.run(listed, *timing, False, (), progress, options.name)
+                report = rows.run(listed, *timing, False, options.cases, progress, options.name)
             else:
                 report = determinism.run(*timing, options.rows, progress)
     report.show(console)

@@ -26,10 +26,16 @@ COLUMNS = (
     Column("device_us", "device us", ".1f"),
     Column("tflops", "TFLOP/s", ".0f"),
     Column("speed_vs_cudnn", "x cuDNN", ".3f"),
+    Column("sustained_us", "sustained us", ".1f"),
+    Column("sustained_vs_cudnn", "x cuDNN", ".3f"),
     Column("error", "error"),
     Column("note", "note"),
 )
-CHARTS = (Chart("tflops", "TFLOP/s"), Chart("speed_vs_cudnn", "speed, cuDNN = 1", 1.0))
+CHARTS = (
+    Chart("tflops", "TFLOP/s"),
+    Chart("speed_vs_cudnn", "speed, cuDNN = 1", 1.0),
+    Chart("sustained_vs_cudnn", "speed without rests, cuDNN = 1", 1.0),
+)
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 #: Heads that are compared with float64, of the first sequence: more would not fit.
 COMPARED = 2
@@ -215,8 +221,9 @@ def case_rows(case: Case, iterations: int, warmup: int, device: torch.device) ->
             continue
         about[name] = {**kernel, "distance": error}
         contestants.append(Contestant(name, partial(ran, plan, args, workspace), 1))
-    times = dict(zip(about, timing.times(contestants, iterations, warmup, device), strict=True))
+    times = dict(zip(about, timing.times(contestants, iterations, warmup, device, sustained=True), strict=True))
     base = times.get("cudnn")
+    alone = None if base is None else base.sustained_us
     return [
         *(
             {
@@ -227,6 +234,8 @@ def case_rows(case: Case, iterations: int, warmup: int, device: torch.device) ->
                 "device_us_p90": t.high_us,
                 "tflops": case.flops / t.median_us / 1e6,
                 "speed_vs_cudnn": None if base is None else t.speed_beside(base),
+                "sustained_us": t.sustained_us,
+                "sustained_vs_cudnn": None if alone is None or t.sustained_us is None else alone / t.sustained_us,
                 "repeats": t.repeats,
                 "note": t.not_captured,
                 **about[name],

@@ -74,6 +74,10 @@ class ConvCase(OneOpCase):
     times: int
 
     @property
+    def sustained(self) -> bool:  # type: ignore[override]
+        return self.times == 0
+
+    @property
     def name(self) -> str:
         how = f"k{self.kernel} s{self.stride} p{self.padding} d{self.dilation} g{self.groups}"
         source = f" ResNet-50 x{self.times}" if self.times else ""

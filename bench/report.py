@@ -73,7 +73,7 @@ class Report:
         stem: the name of its files, without extension.
         label: what a reader must know before any number.
         settings: how the bench was run.
-        rows: the rows of the table, by field.
+        rows: the rows of the table, by field. A column of which no row has a value is not shown.
         sections: further lists in the JSON, by name.
     """
 
@@ -88,14 +88,15 @@ class Report:
 
     def show(self, console: Console) -> None:
         table = Table(title=f"{self.title}\n{self.label}".strip())
-        for i, c in enumerate(self.columns):
+        columns = [c for c in self.columns if any(c.show(row.get(c.field)) for row in self.rows)]
+        for i, c in enumerate(columns):
             numeric = bool(c.spec)
             table.add_column(c.heading, justify="right" if numeric else "left", no_wrap=numeric or i == 0)
         previous: object = None
         for row in self.rows:
             if previous is not None and row["case"] != previous:
                 table.add_section()
-            cells = [c.show(row.get(c.field)) for c in self.columns]
+            cells = [c.show(row.get(c.field)) for c in columns]
             if row["case"] == previous:
                 cells[0] = ""
             table.add_row(*cells, style="red" if row.get("error") else "")

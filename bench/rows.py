@@ -45,6 +45,8 @@ COLUMNS = (
     Column("gb_per_s", "GB/s", ".0f"),
     Column("share_of_copy", "of copy", ".1%"),
     Column("speed_vs_peer", "x best peer", ".2f"),
+    Column("sustained_us", "sustained us", ".1f"),
+    Column("sustained_vs_peer", "x best peer", ".2f"),
     Column("peak_mib", "takes MiB", ".1f"),
     Column("note", "note"),
 )
@@ -91,6 +93,9 @@ class Case(ABC):
     def bytes(self) -> int:
         """The fewest bytes to move: each element of the operands of whole rows is read or written once."""
         return (3 if self.backward else 2) * self.rows * self.n * self.dtype.itemsize
+
+    #: Whether times without rests are taken too: of work whose clocks the card's limit of power decides.
+    sustained = False
 
     @property
     def in_sweep(self) -> bool:
@@ -386,11 +391,14 @@ def case_rows(
                 failed.append({**row, "error": error} if entry.ours else row)  # a peer's failure is not our error
             peaks = [peak_bytes(e) if device.type == "cuda" else None for e in sound]
             contestants = [Contestant(e.name, e.run, sets) for e in sound]
-            found = timing.times(contestants, iterations, warmup, device)
+            found = timing.times(contestants, iterations, warmup, device, case.sustained)
     except (tp.TriplanError, RuntimeError) as failure:
         error = _first_line(failure)
         return [{**base, "contestant": "all", "error": error, "note": error}]
     best = min((d.median_us for e, d in zip(sound, found, strict=True) if not e.ours), default=None)
+    alone = min(
+        (d.sustained_us for e, d in zip(sound, found, strict=True) if d.sustained_us and not e.ours), default=None
+    )
     rows = []
     for e, d, peak in zip(sound, found, peaks, strict=True):
         notes = ["in L2"] if resident else []
@@ -406,6 +414,7 @@ def case_rows(
                 "gb_per_s": case.bytes / d.median_us / 1e3,
                 "share_of_copy": copy_share(case.bytes, d.median_us, copy),
                 "speed_vs_peer": None if best is None else speed_ratio(best, d.median_us),
+                **({} if alone is None or d.sustained_us is None else sustained(alone, d.sustained_us)),
                 "peak_mib": None if peak is None else peak / 2**20,
                 "resident_in_l2": resident,
                 "repeats": d.repeats,
@@ -413,6 +422,10 @@ def case_rows(
             }
         )
     return [*rows, *({**base, **r} for r in failed)]
+
+
+def sustained(peer_us: float, us: float) -> Row:
+    return {"sustained_us": us, "sustained_vs_peer": speed_ratio(peer_us, us)}
 
 
 def planned(name: str, case: Case, buffers: list[Buffers], device: torch.device, kernel: str | None = None) -> Entry:

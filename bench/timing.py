@@ -32,6 +32,10 @@ MAX_LAUNCHES = 64
 BUDGET_S = 0.5
 #: Repeats at least, whatever they take.
 MIN_REPEATS = 3
+#: Seconds that a contestant works without rest before its sustained time is taken, and then while it is.
+SETTLING_S, SUSTAINED_S = 0.1, 0.1
+#: Sustained times of a contestant, of which the median is taken.
+SUSTAINED_ROUNDS = 3
 #: Microseconds of a call from which on a graph has one launch: it streams far more than any cache holds.
 LONG_US = 5000.0
 #: Calls per host loop, at most: the driver queues about 1,024 launches before one blocks, and a call may be several.
@@ -78,6 +82,8 @@ class DeviceTime:
         not_captured: why the work could not be captured in a CUDA graph; then a plain loop, with its gaps between
             launches, was timed.
         samples: all samples, in order.
+        sustained_us: the median while the contestant works without rest, at the clocks that it leads to itself; None
+            if it was not asked for.
     """
 
     median_us: float
@@ -87,6 +93,7 @@ class DeviceTime:
     launches: int
     not_captured: str = ""
     samples: tuple[float, ...] = ()
+    sustained_us: float | None = None
 
     def speed_beside(self, other: DeviceTime) -> float:
         """How many times as fast as ``other``.
@@ -176,6 +183,7 @@ class _Replay:
             self.run()
         torch.cuda.synchronize()
         self.samples: list[float] = []
+        self.sustained: list[float] = []
 
     def _capture(self) -> torch.cuda.CUDAGraph | None:
         graph = torch.cuda.CUDAGraph()
@@ -214,6 +222,18 @@ class _Replay:
         else:
             self.graph.replay()
 
+    def sustain(self) -> None:
+        """Work without rest, and add the microseconds of a call towards the end to ``sustained``."""
+        start, end = event(), event()
+        each = self.once_us * self.launches / 1e6
+        for seconds, mark in ((SETTLING_S, start), (SUSTAINED_S, end)):
+            repeats = max(int(seconds / each), 1)
+            for _ in range(repeats):
+                self.run()
+            mark.record()
+        end.synchronize()
+        self.sustained.append(start.elapsed_time(end) * 1e3 / repeats / self.launches)
+
     def result(self) -> DeviceTime:
         return DeviceTime(
             median(self.samples),
@@ -223,6 +243,7 @@ class _Replay:
             self.launches,
             self.refusal,
             tuple(self.samples),
+            median(self.sustained) if self.sustained else None,
         )
 
 
@@ -232,11 +253,13 @@ def event() -> torch.cuda.Event:
 
 
 def device_times(
-    contestants: Sequence[Contestant], iterations: int, warmup: int, capture: bool = True
+    contestants: Sequence[Contestant], iterations: int, warmup: int, capture: bool = True, sustained: bool = False
 ) -> list[DeviceTime]:
     """Device time of each contestant, repeats interleaved. Needs a GPU; plans must be prepared.
 
     Each round has another order: a card at its limit of power is faster right after a contestant that draws little.
+    ``sustained`` adds the times of each alone, in turns of SETTLING_S + SUSTAINED_S: as in a training step, what draws
+    more power then runs at lower clocks.
 
     ``capture=False`` times plain loops, for calls so long that the host runs ahead of the device anyway.
     """
@@ -260,6 +283,9 @@ def device_times(
     torch.cuda.synchronize()
     for replay, start, end in pending:
         replay.samples.append(start.elapsed_time(end) * 1e3 / replay.launches)
+    for _ in range(SUSTAINED_ROUNDS if sustained else 0):
+        for replay in shuffled.sample(replays, len(replays)):
+            replay.sustain()
     return [r.result() for r in replays]
 
 
@@ -277,10 +303,13 @@ def wall_times(contestants: Sequence[Contestant], iterations: int, warmup: int) 
     ]
 
 
-def times(contestants: Sequence[Contestant], iterations: int, warmup: int, device: torch.device) -> list[DeviceTime]:
+def times(
+    contestants: Sequence[Contestant], iterations: int, warmup: int, device: torch.device, sustained: bool = False
+) -> list[DeviceTime]:
     """What a bench reports of each contestant: device time on a GPU, otherwise time by the host's clock."""
-    by = device_times if device.type == "cuda" else wall_times
-    return by(contestants, iterations, warmup)
+    if device.type == "cuda":
+        return device_times(contestants, iterations, warmup, sustained=sustained)
+    return wall_times(contestants, iterations, warmup)
 
 
 # --- host time ---

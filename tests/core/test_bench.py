@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -172,6 +173,18 @@ def test_slow_contestants_have_fewer_repeats_and_spread(gpu: Gpu) -> None:
     assert (fast.repeats, slow.repeats, slow.median_us) == (100, 10, pytest.approx(50_000.0))
     between = "".join("s" if entry == "replay of 1" else "f" for entry in gpu.replays(110)).split("s")
     assert {len(run) for run in between[1:-1]} == {9, 10, 11}  # each round in another order
+
+
+def test_sustained_times_are_those_of_one_contestant_without_rest(gpu: Gpu) -> None:
+    contestants = [Contestant("fast", gpu.work("f", 100.0), 1), Contestant("slow", gpu.work("s", 500.0), 1)]
+    assert [t.sustained_us for t in timing.device_times(contestants, 3, 0)] == [None, None]
+    gpu.log.clear()
+    fast, slow = timing.device_times(contestants, 3, 0, sustained=True)
+    assert (fast.sustained_us, slow.sustained_us) == pytest.approx((100.0, 500.0))
+    turns = [(entry, len(list(same))) for entry, same in groupby(gpu.replays(6 * 200))]
+    work_us = [{"replay of 10": 1000.0, "replay of 2": 1000.0}[entry] * n for entry, n in turns]
+    assert sum(work_us) == pytest.approx(6e6 * (timing.SETTLING_S + timing.SUSTAINED_S))
+    assert min(work_us) >= 1e6 * (timing.SETTLING_S + timing.SUSTAINED_S)  # neighbours of one kind are one turn here
 
 
 @pytest.mark.parametrize("error", [RuntimeError("operation not permitted\nmore"), tp.Unsupported("not prepared")])
