@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Int, Launch, power_of_two_in
+from triplan.backends.triton.common.accuracy import EXACT
 from triplan.backends.triton.common.offsets import divisor, extents
 from triplan.backends.triton.common.strides import Along, row_tile
 from triplan.backends.triton.common.tiles import fits_grid
@@ -14,9 +15,11 @@ from triplan.sku import Support, Target
 #: Threads of a program where rows are whole 16-byte vectors, and where they are not: the best on an H200 of 128 and 256
 #: threads with 1, 2 or 4 loads, for a row vector added to 16384 x 16384 and to 16384 x 10007 bf16.
 THREADS, ODD_THREADS = 128, 256
-#: Elements from which on a thread has two loads: the best there for cos, sin and rsqrt, and 1 % slower for additions.
-#: From 2**15 to 2**21 padded elements one is the best.
+#: Elements from which on a thread has two loads: on an H200 the better there for cos, sin, tanh, hypot and pow, by 3 to
+#: 15 %. From 2**15 to 2**21 padded elements one is the best.
 LARGE = 1 << 22
+#: Functions of few instructions. Where a tree has no others, one load is the better: by 0.5 to 1 % for add, mul, neg.
+FAST = EXACT - {"fmod"} | {"add", "sub", "mul"}
 #: Time relative to ``flat``, in these cases, and that of a masked-off lane relative to one that moves elements. Of odd
 #: rows as on an H100, of problems that ``bench anywhere`` draws: 1.1 to 1.4, and up to 1.7 with idle lanes.
 SLOWDOWN, IDLE = 1.01, 0.3
@@ -48,11 +51,17 @@ def _threads(desc: ElementwiseDescriptor) -> int:
     return THREADS if _are_vectors(desc) else ODD_THREADS
 
 
+def _loads(desc: ElementwiseDescriptor) -> int:
+    """16-byte vectors that a thread loads of each operand."""
+    functions = {str(node[0]) for node in desc.tree.nodes} - {"operand", "number"}
+    return 1 if desc.operands()[-1].numel < LARGE or functions <= FAST else 2
+
+
 def tile(desc: ElementwiseDescriptor) -> tuple[int, int]:
     """(rows, columns) of a program's tile: the widest one among those with the fewest masked-off lanes."""
     columns = _dims(desc)[-1].size
-    rows, loads = desc.operands()[-1].numel // max(columns, 1), 2 if desc.operands()[-1].numel >= LARGE else 1
-    return row_tile(_threads(desc) * geometry.lanes(desc, loads), rows, columns)
+    rows = desc.operands()[-1].numel // max(columns, 1)
+    return row_tile(_threads(desc) * geometry.lanes(desc, _loads(desc)), rows, columns)
 
 
 def _wraps(desc: ElementwiseDescriptor) -> bool:
