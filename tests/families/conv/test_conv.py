@@ -333,7 +333,7 @@ def test_depthwise_rows_and_columns_of_a_thread(name: str, op: str, monkeypatch:
 @pytest.mark.parametrize("element", ["f16", "f64"])
 @pytest.mark.parametrize("op", OPS[:2])
 def test_depthwise_columns_that_are_one_under_one_tap(op: str, element: str, where: str, kernel: str | None) -> None:
-    """Columns without gaps, whose channels together are vectors; others, of 7 or 9 columns, are not."""
+    """Columns without gaps, whose channels together are vectors; 7 columns are not divided into such."""
     fields = {"batch": 2, "in_channels": 5, "out_channels": 5, "groups": 5, "kernel": (1, 1), "height": 3}
     more = {"has_bias": True} if op == "conv2d" else {}
     last = tp.Layout.strided(order=(0, 2, 3, 1), alignment=16)
