@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import triplan as tp
@@ -73,6 +73,8 @@ def pointwise(op: str) -> Iterator[tp.Descriptor]:
         (128, 94, {}),
         (16, 7, bias),
         (48, 16, {}),
+        (120, 56, bias),
+        (256, 32, {}) if op == "conv2d" else (32, 256, {}),
     ):
         desc = cls(
             element="bf16",
@@ -84,10 +86,19 @@ def pointwise(op: str) -> Iterator[tp.Descriptor]:
             kernel=(1, 1),
             **more,
         )
-        ordered = EIGHTS if (channels, filters) == (48, 16) else ORDERED
+        ordered = EIGHTS if channels % 8 == filters % 8 == 0 else ORDERED
         yield desc.replace(
             layouts={o.name: ordered for o in desc.operands() if o.name != "weight" and len(o.shape) == 4}
         )
+
+
+def together(op: str) -> Iterator[tp.Descriptor]:
+    """Columns that are read together, because the channels of one are no vectors."""
+    cls: Any = tp.descriptor_types()[op]
+    bare = {**SIZES, "kernel": (1, 1), "padding": (0, 0, 0, 0), "in_channels": 25, "out_channels": 25, "groups": 25}
+    images = ("x", "out") if op == "conv2d" else ("dout", "dx")
+    for element in ("f16", "f32") if op != "conv2d_backward_weight" else ():
+        yield cls(**bare, element=element, layouts=dict.fromkeys(images, ORDERED))
 
 
 def asks(arch: str, desc: Any, entry: str, name: str) -> Patterns:
@@ -96,12 +107,13 @@ def asks(arch: str, desc: Any, entry: str, name: str) -> Patterns:
         product = r"mma\.sync" if turned else r"wgmma\.mma_async"
         return ((product, r"cp\.async\.bulk\.tensor") if "wgmma" in name else ()), ()
     if entry == "pointwise":
-        return (r"wgmma\.mma_async" if arch == "sm90a" else r"mma\.sync",), ()
+        product = r"wgmma\.mma_async" if arch == "sm90a" else r"mma\.sync"
+        return (product, *([r"cp\.async\.c[ag]"] if desc.operands()[0].layout.stride_multiple == 8 else [])), ()
     if entry == "dots":
         return (r"fma\.rn\.f(32|64)",), (r"mma",)
     if entry == "banded":
         return ((r"mma\.sync", COPIES) if name != "conv2d_fold_kernel" else ()), ()
-    if entry == "depthwise" and desc.in_channels == 128 and name != "conv2d_fold_kernel":
+    if entry == "depthwise" and desc.in_channels in (25, 128) and name != "conv2d_fold_kernel":
         # A thread has four channels, or two.
         return ((VECTORS if desc.element.itemsize == 4 else r"\.v2\.b32",) if desc.element.itemsize <= 4 else ()), ()
     if desc.in_channels != 256 or name in ("conv2d_fold_kernel", "conv2d_copy_kernel"):
@@ -124,6 +136,7 @@ def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
         "wgmma": boxes(op),
         "converted_wgmma": ragged(op),
         "pointwise": pointwise(op),
+        "depthwise": chain(problems(op), together(op)),
     }
     for build in planned(op, entry, target, found.get(entry, problems(op)), partial(asks, target.arch.value)):
         # With Triton 3.9 registers spill where each channel is a group. ``depthwise`` is for these.

@@ -329,6 +329,25 @@ def test_depthwise_rows_and_columns_of_a_thread(name: str, op: str, monkeypatch:
     assert check_plan(plan, runs=1).compared
 
 
+@pytest.mark.parametrize(("where", "kernel"), places("depthwise"))
+@pytest.mark.parametrize("element", ["f16", "f64"])
+@pytest.mark.parametrize("op", OPS[:2])
+def test_depthwise_columns_that_are_one_under_one_tap(op: str, element: str, where: str, kernel: str | None) -> None:
+    """Columns without gaps, whose channels together are vectors; 7 columns are not divided into such."""
+    fields = {"batch": 2, "in_channels": 5, "out_channels": 5, "groups": 5, "kernel": (1, 1), "height": 3}
+    more = {"has_bias": True} if op == "conv2d" else {}
+    last = tp.Layout.strided(order=(0, 2, 3, 1), alignment=16)
+    for width, together in ((12, 4 if element == "f16" else 2), (7, 1)):
+        desc: Any = tp.descriptor_types()[op](element=element, width=width, **fields, **more)
+        images = [o.name for o in desc.operands() if len(o.shape) == 4 and o.name != "weight"]
+        desc = desc.replace(layouts=dict.fromkeys(images, last))
+        plan = required(desc, kernel or "reference", target(where))
+        if kernel:
+            channels: Any = plan.launches[0].args["channels"]
+            assert channels.value == 5 * together
+        assert check_plan(plan, runs=1, passes=("unit",)).compared
+
+
 @pytest.mark.interpret
 @pytest.mark.parametrize(("batch", "results", "lines"), [(3, 64, 15), (5, 8, 3)])
 def test_depthwise_rows_of_all_images_under_one_tap(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from triplan.backends.runtime.launch import Arg, Int, Launch
+from triplan.backends.runtime.launch import Arg, Int, Launch, power_of_two_in
 from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import TL
 from triplan.backends.triton.common.strides import count
@@ -59,7 +59,31 @@ def _images(desc: Conv2dProblem) -> int:
 def _extents(desc: Conv2dProblem) -> tuple[int, int]:
     if _joined(desc):
         return desc.batch * desc.height, desc.width
-    return (desc.height, desc.width) if shared.of_input(desc) else desc.out_extents
+    rows, columns = (desc.height, desc.width) if shared.of_input(desc) else desc.out_extents
+    return rows, columns // _together(desc)
+
+
+def _lanes(desc: Conv2dProblem) -> int:
+    """Lanes of a thread that reads vectors."""
+    return VECTOR_LANES * 4 // max(desc.element.itemsize, 4)
+
+
+@fact
+def _together(desc: Conv2dProblem) -> int:
+    """Adjacent columns that are one, with the channels of all: the fewest that are whole vectors.
+
+    Under one tap columns share nothing, so that without gaps between them they may be divided anywhere.
+    """
+    whole = _lanes(desc) // math.gcd(_lanes(desc), desc.in_channels)
+    images = (o for o in desc.operands() if o.name in ("x", "out", "dout", "dx"))
+    if shared.of_weight(desc) or not shared.is_matrix(desc) or desc.width % whole:
+        return 1
+    return whole if all(o.alignment >= _lanes(desc) * o.element.itemsize for o in images) else 1
+
+
+def _channels(desc: Conv2dProblem) -> int:
+    """Channels of a column."""
+    return desc.in_channels * _together(desc)
 
 
 def _columns_first(desc: Conv2dProblem) -> bool:
@@ -86,7 +110,7 @@ def _block(desc: Conv2dProblem) -> int:
     Under one tap no columns share what they read: tiles then follow each other as pixels do, through all channels.
     """
     if desc.taps == 1 and not shared.of_weight(desc):
-        return max(desc.in_channels, 1)
+        return max(_channels(desc), 1)
     vector = 16 // desc.element.itemsize if _vectors(desc) else 2 if _pairs(desc) else 1
     each = -(-desc.in_channels // max(desc.in_channels // CHANNELS, 1))
     return max(-(-each // vector) * vector, 1)
@@ -130,7 +154,7 @@ def _groups(desc: Conv2dProblem, across: int) -> int:
 
 def _all_lanes(desc: Conv2dProblem, across: int) -> int:
     """Lanes of a row."""
-    return _groups(desc, across) * (desc.in_channels if _columns_first(desc) else _block(desc))
+    return _groups(desc, across) * (_channels(desc) if _columns_first(desc) else _block(desc))
 
 
 def _wide(desc: Conv2dProblem, across: int, each: int) -> int:
@@ -184,7 +208,7 @@ def _steps(desc: Conv2dProblem, d: Division) -> tuple[int, float]:
 def _division(desc: Conv2dProblem) -> Division:
     """The most lanes, rows and columns of which few are idle, but enough tiles to keep a card busy."""
     rows = _extents(desc)[0]
-    each = VECTOR_LANES * 4 // max(desc.element.itemsize, 4) if _vectors(desc) else 2 if _pairs(desc) else 1
+    each = _lanes(desc) if _vectors(desc) or _together(desc) > 1 else 2 if _pairs(desc) else 1
     while each > 1 and _taps(desc, each)[0] < desc.kernel[0]:
         each //= 2
     across, taps = _across(desc, each), _taps(desc, each)
@@ -205,7 +229,7 @@ def _division(desc: Conv2dProblem) -> Division:
 
 def _blocks(desc: Conv2dProblem) -> int:
     """Blocks of channels."""
-    return 1 if _columns_first(desc) else -(-desc.in_channels // _block(desc))
+    return 1 if _columns_first(desc) else -(-_channels(desc) // _block(desc))
 
 
 def _tiles(desc: Conv2dProblem) -> tuple[int, int, int, int, int]:
@@ -326,6 +350,7 @@ def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
     tiles, single = _shared(desc), _tiles(desc)[3] == 1
     args = {
         **shared.of_pixels(desc),
+        **(_of_columns_together(desc) if _together(desc) > 1 else {"period": None}),
         **tiles,
         "tiles_rows": Int(-(-_tiles(desc)[0] // _turns(desc))),
         "tiles_taps": None if single else tiles["tiles_taps"],
@@ -336,6 +361,21 @@ def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
     constants |= {"REST_ROWS": rest[0], "REST_COLUMNS": rest[1], "LOWEST": lowest, "SPAN": highest - lowest + 1}
     constants |= {"LEFT": left, "COUNT": right - left + 1, "TRANSPOSED": back}
     return [Launch(kernels.conv2d_depthwise_kernel, programs(desc), args, constants, num_warps=found.warps)]
+
+
+def _of_columns_together(desc: Conv2dProblem) -> dict[str, Arg]:
+    """Arguments where several columns are one: without gaps, strides follow from the extents."""
+    columns, channels = _extents(desc)[1], _channels(desc)
+    row = columns * channels
+    image = Int(desc.height * row, True, power_of_two_in(desc.height * row))
+    strides = (image, None, count(row), count(channels))
+    return {
+        "source_strides": strides,
+        "out_strides": strides,
+        "columns": Int(columns),
+        "source_columns": Int(columns),
+        "period": Int(desc.in_channels),
+    }
 
 
 def _columns_read(desc: Conv2dProblem, d: Division) -> tuple[int, int]:
@@ -358,7 +398,7 @@ def _first(desc: Conv2dProblem) -> tuple[Arg, Arg]:
 def _shared(desc: Conv2dProblem) -> dict[str, Arg]:
     names = ("tiles_rows", "tiles_lanes", "tiles_channels", "tiles_taps", "tiles_tap_columns")
     return {
-        "channels": count(desc.in_channels),
+        "channels": count(_channels(desc)),
         "block": None if _columns_first(desc) else count(_block(desc)),
         "groups": Int(_groups(desc, _division(desc).across)),
         **{name: Int(n) for name, n in zip(names, _tiles(desc), strict=True)},

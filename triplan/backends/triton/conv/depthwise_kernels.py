@@ -142,6 +142,7 @@ def conv2d_depthwise_kernel(
     source_rows,
     source_columns,
     channels,
+    period,
     block,
     groups,
     first_row,
@@ -177,7 +178,7 @@ def conv2d_depthwise_kernel(
     a channel. A program computes LANES lanes of ``turns`` tiles of LINES rows of one image, ROWS by TAPS taps at a time
     (these divide the kernel; ``tiles_taps`` is None if they are all). Tap row r of row p reads row ``p * STRIDE_ROWS +
     r * DILATION_ROWS + first_row`` of source; a tile reads SPAN rows from LOWEST on, and COUNT columns from LEFT on. Of
-    each result the taps are added row by row.
+    each result the taps are added row by row. Channels have the weights of those modulo ``period``, unless it is None.
 
     TRANSPOSED: the gradient of x. Tap row r reads row ``(p + REST_ROWS - r * DILATION_ROWS) / STRIDE_ROWS +
     first_row`` if that is whole; LINES is a multiple of STRIDE_ROWS, so it is known when compiling which taps reach a
@@ -193,12 +194,13 @@ def conv2d_depthwise_kernel(
     CLASSES: tl.constexpr = STRIDE_COLUMNS if TRANSPOSED else 1
     group, channel = lanes_of(lane, of_channels, block, groups)
     inside = (group < groups) & (channel < channels)
+    own = channel if period is None else channel % period
     wide = group * ACROSS
     source += offset(channel, source_strides[1])
     plane = offset(image, source_strides[0])
     out += offset(image, out_strides[0]) + offset(channel, out_strides[1])
     if tiles_taps is None:
-        weights = load_taps(weight, channel, inside, weight_strides, 0, 0, ROWS, TAPS, ACC)
+        weights = load_taps(weight, own, inside, weight_strides, 0, 0, ROWS, TAPS, ACC)
         x = (wide if TRANSPOSED else wide * STRIDE_COLUMNS) + (first_column + LEFT)
         sources = columns_from(source, x, inside, source_strides[3], COUNT)
     for which in tl.static_range(CLASSES):
@@ -209,7 +211,7 @@ def conv2d_depthwise_kernel(
                 y = (top // STRIDE_ROWS if TRANSPOSED else top * STRIDE_ROWS) + first_row
                 if tiles_taps is not None:
                     tap_row, tap_column = tile // tiles_tap_columns * ROWS, tile % tiles_tap_columns * TAPS
-                    weights = load_taps(weight, channel, inside, weight_strides, tap_row, tap_column, ROWS, TAPS, ACC)
+                    weights = load_taps(weight, own, inside, weight_strides, tap_row, tap_column, ROWS, TAPS, ACC)
                     if TRANSPOSED:  # tiles of taps are multiples of the strides
                         y -= tap_row * DILATION_ROWS // STRIDE_ROWS
                         x = wide + (first_column + LEFT - tap_column * DILATION_COLUMNS // STRIDE_COLUMNS)
@@ -243,7 +245,7 @@ def conv2d_depthwise_kernel(
                 for line in tl.static_range(LINES):
                     value = acc[line * ACROSS + c]
                     if bias is not None:
-                        value += tl.load(bias + offset(channel, bias_stride), mask=inside, other=0.0).to(ACC)
+                        value += tl.load(bias + offset(own, bias_stride), mask=inside, other=0.0).to(ACC)
                     at = to + offset(top + line, out_strides[2])
                     tl.store(at, value.to(out.dtype.element_ty), mask=found & (top + line < rows))
 

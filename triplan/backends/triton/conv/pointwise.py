@@ -28,6 +28,8 @@ BLOCK_M, BLOCK_N, MOST_ELEMENTS = 64, 128, (64 + 128) * 128
 WARPS = 8
 #: Tiles of a program at most, if so many programs per multiprocessor remain. Untuned.
 MOST_TILES, BUSY = 8, 8
+#: Slots of vectors of pixels, the tiles that are read at one time: as many as leave memory for two programs. Untuned.
+STAGES, MOST_STAGED = 3, 128
 #: Microseconds of a multiprocessor for an element of a tile of BLOCK_M pixels, read (or a vector that is) or written,
 #: from times on an H200 that are not published; of a program that waits for what it reads, from drawn problems on an
 #: H200.
@@ -54,6 +56,16 @@ def _wide(desc: Conv2dProblem) -> int:
 def _deep(desc: Conv2dProblem) -> int:
     """Channels of a step."""
     return max(ceil_power(reduced(desc)), 16)
+
+
+def _stages(desc: Conv2dProblem) -> int:
+    """Stages of the loop over tiles: several read vectors ahead while a tile is multiplied and written.
+
+    Without vectors they would copy words of 4 bytes, an instruction each.
+    """
+    if not shared.in_vectors(_images(desc)[0]):
+        return 1
+    return STAGES if _deep(desc) <= MOST_STAGED else 2
 
 
 def _each(desc: Conv2dProblem, target: Target) -> int:
@@ -133,8 +145,11 @@ def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
     }
     constants = {"BLOCK_M": BLOCK_M, "BLOCK_N": _wide(desc), "BLOCK_K": _deep(desc)}
     early = shared.begins_early(programs, target)
-    # Stages would copy what is read in words of 4 bytes, an instruction each, and take twice the shared memory.
-    return [Launch(conv2d_pointwise_kernel, programs, args, constants, num_warps=WARPS, num_stages=1, overlaps=early)]
+    stages = _stages(desc)
+    launch = Launch(
+        conv2d_pointwise_kernel, programs, args, constants, num_warps=WARPS, num_stages=stages, overlaps=early
+    )
+    return [launch]
 
 
 for _descriptor in (Conv2dDescriptor, Conv2dBackwardInputDescriptor):
