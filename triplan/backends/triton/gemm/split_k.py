@@ -273,7 +273,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="split_k",
-        version=8,
+        version=9,
         elements=ELEMENTS,
         supports=supports,
         rank=rank,

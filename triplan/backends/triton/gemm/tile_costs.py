@@ -123,6 +123,7 @@ LIMITS_POWER = 2.4
 #: Registers of a thread besides its accumulators. Those of f64 take two each; in FMAs of f32, operands take as many.
 OTHER_REGISTERS = 56
 #: The same where halves are loaded one by one: no copy of two bytes is asynchronous, so that a step waits in registers.
+#: And of f64 with elementwise access.
 OTHER_REGISTERS_SINGLE = 120
 #: The same where they are loaded as words, each of which has an address of its own. Untuned.
 OTHER_REGISTERS_WORDS = 90
@@ -146,7 +147,7 @@ def combined(*limits: float, power: float) -> float:
 @fact  # asked of each tile
 def _other_registers(desc: MatrixProductDescriptor) -> int:
     """Registers of a thread besides its accumulators."""
-    if loads_single_halves(desc):
+    if loads_single_halves(desc) or (desc.element is ElementKind.F64 and has_elementwise_access(desc)):
         return OTHER_REGISTERS_SINGLE
     words = desc.element.itemsize == 2 and any(is_elementwise(desc.operand(name)) for name in "ab")
     return OTHER_REGISTERS_WORDS if words else OTHER_REGISTERS
