@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from cases import H200
+from cases.gemm import LOOSE_ROW, backward
 
 import triplan as tp
 from bench.gemm.cases import DTYPES, args_of, cases, descriptor_of, make
@@ -66,6 +67,22 @@ def test_short_sums_into_words_of_c_take_small_tiles() -> None:
     wide = tp.GemmDescriptor(m=283, n=1478622, k=32, element="f16", layouts={"b": tp.Layout.strided(unit_axis=0)})
     assert cheapest_tile(wide, H200).warps == 4
     assert cheapest_tile(wide.replace(n=1478624), H200).warps == 8
+
+
+def test_an_outer_product_does_not_pass_the_staging_buffers_of_wgmma() -> None:
+    """However short k is, a tile of C leaves through registers and shared memory."""
+    db = tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=8)
+    desc = backward(1, 2016, 65537, "f16", (0, 1, 0), layouts={"dc": LOOSE_ROW, "db": db})
+    assert tp.plan(desc, target=H200).sku().kernel == "separate"
+
+
+def test_copies_of_factors_of_long_sums_are_worth_their_time() -> None:
+    layouts = {
+        "a": tp.Layout.strided(unit_axis=1, alignment=16, stride_multiple=4),
+        "b": tp.Layout.strided(unit_axis=2),
+    }
+    desc = tp.BatchedGemmDescriptor(batch=64, m=748, n=65, k=5376, element="f16", epilogue="gelu", layouts=layouts)
+    assert tp.plan(desc, target=H200).candidates[0].kernel == "realigned"
 
 
 def test_the_error_function_of_gelu_counts_where_k_is_short() -> None:

@@ -162,3 +162,10 @@ def test_tiles_do_not_depend_on_what_the_second_kernel_writes(element: str) -> N
     assert len(split_k.splits_of(plain, H200)) > 1
     for change in ({"layouts": {"c": "strided"}}, {"epilogue": "bias_gelu"}, {"reads_c0": True}, {"saves_pre": True}):
         assert split_k.splits_of(plain.replace(**change), H200) == split_k.splits_of(plain, H200)
+
+
+def test_few_rows_of_odd_halves_leave_room_for_four_programs() -> None:
+    """Each waits for its steps: ptxas would take registers of which three have enough."""
+    few = tp.GemmDescriptor(m=5, n=3881, k=108639, element="bf16")
+    for desc, registers in ((few, 128), (few.replace(n=3880), 255), (few.replace(layouts={"b": COLUMN}), 255)):
+        assert required(desc, "split_k", H200).launches[0].max_registers == registers

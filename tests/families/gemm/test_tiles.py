@@ -12,7 +12,7 @@ import triplan as tp
 from triplan.backends.triton.gemm import fma, separate, separate_wgmma, tile_shapes as shapes
 from triplan.backends.triton.gemm.products import gradient_products
 from triplan.backends.triton.gemm.split_k import cheapest_split
-from triplan.backends.triton.gemm.tile_costs import cheapest_tile
+from triplan.backends.triton.gemm.tile_costs import cheapest_tile, resident_programs
 from triplan.backends.triton.gemm.tiles_invariant import invariant_tile
 
 #: The gradient of b, from factors whose rows of C begin anywhere.
@@ -68,6 +68,14 @@ def test_few_columns_have_a_tall_tile_of_halves_and_more_stages_of_tf32() -> Non
     )
     assert cheapest_tile(narrow, H200) == shapes.Tile(128, 128, 32, 8, 4)
     assert {t.stages for t in shapes.tiles_of(narrow.replace(n=129), H200) if (t.m, t.n) == (128, 128)} == {3}
+
+
+def test_strided_f64_has_a_tile_of_which_three_programs_fit() -> None:
+    desc = tp.GemmDescriptor(m=65537, n=4529, k=256, element="f64", epilogue="gelu", layouts={"c": COLUMN})
+    tile = cheapest_tile(desc, H200)
+    assert tile == shapes.Tile(64, 32, 16, 4, 3)
+    assert resident_programs(desc, tile, H200) == 3
+    assert invariant_tile(desc, H200) == shapes.Tile(32, 32, 16, 2, 3)
 
 
 def test_few_columns_have_narrow_tiles_of_tf32x3() -> None:

@@ -23,10 +23,13 @@ D = TypeVar("D", bound=MultiplyingDescriptor)
 ROWS, COLUMNS = 32, 128
 #: The same where ``turned``.
 TURNED_ROWS, TURNED_COLUMNS = 64, 64
+#: Bytes per microsecond that a copy of a factor of 16 bits reads and writes, unless ``turned``. The median of products
+#: whose copies take much of the time: factors of 20 MB to 3 GB on H100 and H200, in ``bench/results/anywhere-gemm-*``.
+ALONG_BYTES_PER_US = 3.3e6
 #: Bytes per microsecond of a C that is copied out of the workspace: where its rows begin anywhere they are written one
 #: element at a time; of a column-major one; and of one without unit stride. From 0.8 to 2.6 GB of 16-bit elements on
 #: H100 and H200.
-OUT_BYTES_PER_US, TURNED_OUT_BYTES_PER_US, STRAY_OUT_BYTES_PER_US = 1.75e6, 1.35e6, 0.75e6
+OUT_BYTES_PER_US, TURNED_OUT_BYTES_PER_US, STRAY_OUT_BYTES_PER_US = 2.0e6, 1.35e6, 0.75e6
 #: The first of a C of at most so many bytes, about half of which the L2 cache holds. From 10 to 100 MB on an H200.
 HELD_BYTES, HELD_OUT_BYTES_PER_US = 100 << 20, 2.3e6
 
@@ -91,7 +94,8 @@ class MatrixCopy(NamedTuple):
     @property
     def cost_us(self) -> float:
         """Estimated microseconds."""
-        rate = COPIED_BYTES_PER_US
+        along = self.operand.element.itemsize == 2 and not self.turned
+        rate = ALONG_BYTES_PER_US if along else COPIED_BYTES_PER_US
         if self.operand.is_written:
             stray = unit_axis(self.operand) is None
             rate = HELD_OUT_BYTES_PER_US if self.operand.nbytes <= HELD_BYTES else OUT_BYTES_PER_US

@@ -143,6 +143,9 @@ COOL_PINGPONG = 1.05
 #: fitted where k is about ``FITTED_K``, and hold there. Set by hand, from products of k = 768 on an H200 that no sweep
 #: has.
 WRITING_K, FITTED_K = 120, 4096
+#: Microseconds that each 128 by 128 elements of C take at least in specialised kernels, through registers and staging
+#: buffers, however short k is. From products of k = 1 to 167 on H100 and H200, which took 1.3 to 2.4.
+LEAST_TILE_US = 1.4
 #: Factor on the compute time of square tiles of a lower triangle, which read more of L2 than tiles twice as wide. Set
 #: by hand, from batches of 24 matrices of 4096 by 4096 on an H200, which no sweep has.
 LOWER_SQUARES = 1.25
@@ -209,7 +212,10 @@ def ring_us(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> float:
     """Estimated microseconds of one kernel."""
     batch, sms = math.prod(desc.lead), target.sm_count
     tiles = tiles_in(desc, ring)
-    each = tile_us(ring, desc.k, min(tiles / sms, 1.0)) + activation_us(desc, ring.m * ring.n)
+    each = tile_us(ring, desc.k, min(tiles / sms, 1.0))
+    if ring.specialised:
+        each = max(each, LEAST_TILE_US * ring.m * ring.n / 128**2)
+    each += activation_us(desc, ring.m * ring.n)
     waves = math.ceil(tiles / sms)
     compute = waves * each
     if not ring.specialised:

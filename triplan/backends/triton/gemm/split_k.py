@@ -23,8 +23,11 @@ from triplan.backends.triton.gemm.matrices import (
     I32_COUNTER_LIMIT,
     has_elementwise_access,
     is_elementwise,
+    is_row_major,
     lacks_unit_stride,
     layout,
+    loads_single_halves,
+    stride_multiple,
     unit_axis,
     vector_elements,
 )
@@ -45,6 +48,10 @@ PIECES_US = 0.6
 MAX_TILE_ROWS, MAX_TILE_ROWS_ELEMENTWISE = 64, 128
 #: Most accumulators per thread of tf32x3 with elementwise access, and of f32 without unit stride. More spill.
 MAX_ACCUMULATORS_ELEMENTWISE = 16
+#: Registers of a thread with which a multiprocessor holds four programs of 4 warps; and rows of a tile for which these
+#: suffice where halves are loaded one by one, of a row-major B whose rows begin anywhere. (Of a column-major one each
+#: element has an address of its own; of rows that begin at even elements Triton gives a thread pairs, and spills.)
+FOUR_PROGRAMS_REGISTERS, FOUR_PROGRAMS_ROWS = 128, 16
 #: Elements of C per program of the second kernel, 16 bytes per thread of 4 warps; and its fewest and most columns.
 SUM_ELEMENTS, SUM_COLUMNS = 512, (8, 128)
 #: Microseconds of the second launch. On sm90a both launches are placed while the one ahead of them ends, which saves
@@ -191,6 +198,14 @@ def sum_launch(desc: MatrixProductDescriptor, pieces: int, leading: int) -> Laun
     )
 
 
+def _max_registers(desc: MatrixProductDescriptor, tile: Tile) -> int:
+    """Registers of a thread that ptxas may use in the first kernel. Left alone, it takes more than four programs have,
+    where a step waits in registers: only other programs hide that."""
+    b = desc.operand("b")
+    single = loads_single_halves(desc) and is_row_major(b) and stride_multiple(b) == 1
+    return FOUR_PROGRAMS_REGISTERS if single and tile.m <= FOUR_PROGRAMS_ROWS else MAX_THREAD_REGISTERS
+
+
 def launches(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
     """Both kernels; nothing for an empty C."""
     c = desc.operand("c")
@@ -213,7 +228,7 @@ def launches(desc: MatrixProductDescriptor, split: Split) -> list[Launch]:
             num_warps=split.tile.warps,
             num_stages=split.tile.stages,
             overlaps=True,
-            max_registers=MAX_THREAD_REGISTERS,
+            max_registers=_max_registers(desc, split.tile),
         ),
         sum_launch(desc, pieces, leading),
     ]
@@ -258,7 +273,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="split_k",
-        version=8,
+        version=9,
         elements=ELEMENTS,
         supports=supports,
         rank=rank,

@@ -120,9 +120,13 @@ ALONG_AT_ONCE = {128: 1.8, 64: 3.0, 32: 3.0}
 ROWS_SLOWER = 1.4
 #: Exponent p of the p-norm that combines the limits.
 LIMITS_POWER = 2.4
+#: The same of computing and waiting where a multiprocessor holds one program, whose steps wait one after the other. Set
+#: by hand, from sums of 2000 terms and more of halves that are loaded one by one, in ``bench/results/anywhere-gemm-*``.
+LONE_LIMITS_POWER = 1.2
 #: Registers of a thread besides its accumulators. Those of f64 take two each; in FMAs of f32, operands take as many.
 OTHER_REGISTERS = 56
 #: The same where halves are loaded one by one: no copy of two bytes is asynchronous, so that a step waits in registers.
+#: And of f64 with elementwise access.
 OTHER_REGISTERS_SINGLE = 120
 #: The same where they are loaded as words, each of which has an address of its own. Untuned.
 OTHER_REGISTERS_WORDS = 90
@@ -146,7 +150,7 @@ def combined(*limits: float, power: float) -> float:
 @fact  # asked of each tile
 def _other_registers(desc: MatrixProductDescriptor) -> int:
     """Registers of a thread besides its accumulators."""
-    if loads_single_halves(desc):
+    if loads_single_halves(desc) or (desc.element is ElementKind.F64 and has_elementwise_access(desc)):
         return OTHER_REGISTERS_SINGLE
     words = desc.element.itemsize == 2 and any(is_elementwise(desc.operand(name)) for name in "ab")
     return OTHER_REGISTERS_WORDS if words else OTHER_REGISTERS
@@ -249,6 +253,8 @@ def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: i
     between *= (waves - 1) / resident
     if pieces == 1 and tile.warps == 8 and desc.out.itemsize == 2 and is_elementwise(c):
         between += waves * tile.m * tile.n * LATE_WORDS_US / 1000
+    if resident == in_flight == 1:  # nothing is computed while a step is waited for
+        compute, waiting = combined(compute, waiting, power=LONE_LIMITS_POWER), 0.0
     return FIXED_US + between + combined(compute, waiting, memory, power=LIMITS_POWER)
 
 

@@ -108,11 +108,19 @@ TILES_F32_ROWS = (*TILES_F32_ELEMENTWISE, Tile(64, 128, 32, 4, 2))
 TILES_F32 = (*TILES_F32_ELEMENTWISE, Tile(128, 128, 16, 8, 3))
 #: The same for a column-major B on sm80, where the largest tiles spill with three stages and elements of C0.
 TILES_F32_COLUMNS = (Tile(64, 64, 16, 4, 2), *TILES_F32_ELEMENTWISE[1:], Tile(128, 128, 16, 8, 2))
-#: For f64, on tensor cores.
+#: For f64, on tensor cores. The last one on sm90a is for elements with an address each, which few others have registers
+#: for: three of its programs share a multiprocessor. Of 64 by 64 by 8 warps there is room for one, which multiplies
+#: nothing while it computes an activation.
 _F64 = (Tile(64, 64, 16, 8, 3), Tile(32, 32, 16, 2, 3))
 TILES_F64 = {
     ArchSku.SM80: _F64,
-    ArchSku.SM90A: (Tile(64, 64, 16, 2, 3), Tile(64, 128, 16, 4, 3), Tile(64, 64, 16, 4, 3), *reversed(_F64)),
+    ArchSku.SM90A: (
+        Tile(64, 64, 16, 2, 3),
+        Tile(64, 128, 16, 4, 3),
+        Tile(64, 64, 16, 4, 3),
+        _F64[1],
+        Tile(64, 32, 16, 4, 3),
+    ),
     ArchSku.CPU: _F64,
 }
 #: A further tile for f64 of few columns under gelu: its error function takes as long where a tile is outside. Untuned.

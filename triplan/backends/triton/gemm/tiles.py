@@ -64,7 +64,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="tiles",
-        version=8,
+        version=9,
         elements=ELEMENTS,
         supports=supports,
         rank=rank,
