@@ -29,6 +29,8 @@ LOOP_US, SINGLE_PER_US = 0.45, (2e6, 1.4e6, 2e6, 1.3e6)
 LONG, MANY, FEW_PER_US = 1 << 15, 6, 1.2e6
 #: Microseconds at least of each block of a row forward where no vectors are loaded: it waits for memory.
 BLOCK_US = 0.4
+#: How much shorter such rows take in a lone warp, without a weight. (From drawn problems on an H200.)
+LONE_WARP_US = 0.35
 #: Elements of ``shifted`` blocks that a multiprocessor has in a microsecond: forward, backward, and backward with a
 #: weight, which both loops load element by element; and the fewest programs that are counted on one, which wait for
 #: memory: forward; of the backward none, which is fitted and has no reason that is known. (From runs on an H200 that
@@ -94,6 +96,9 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
             us = max(us + LOOP_US, self.single_us(per_us, busiest))
             if not r.vectors and not self.backward:
                 us = max(us, BLOCK_US * r.blocks(tile))
+                # A lone warp waits for no other one, and without a weight for no load behind the sum.
+                lone = tile.warps == 1 and r.unit and not (self.weighted() or self.centred)
+                us -= LONE_WARP_US if lone else 0.0
         if not self.gradients:
             return us
         accumulated = self.accumulate_us(target)
