@@ -27,6 +27,8 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
             yield cls(op=op, element=element, rows=rows, n=n, **options[(i + j) % len(options)])
         if op == "topk":  # programs of 16 warps
             yield cls(op=op, element=element, rows=64, n=32768, k=512)
+        if op in ("sort", "argsort"):  # threads of whole rows
+            yield from (cls(op=op, element=element, rows=4096, n=n) for n in (1, 2, 3))
         if op == "searchsorted":  # threads of several elements, and of several rows
             many = cls(op=op, element=element, rows=40000, n=100, m=1024)
             yield many

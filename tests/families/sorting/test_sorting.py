@@ -498,6 +498,11 @@ def test_threads_search_for_several_elements_of_many(
         ("f64", 17, 21, {}, 8),
         ("u8", 1, 100, {}, 1),  # threads of four elements, and of a half
         ("u8", 1, 11, {}, 1),
+        ("f16", 70, 1, {}, 1),  # threads of whole rows
+        ("i64", 70, 2, {}, 1),
+        ("f64", 70, 3, {}, 4),
+        ("f32", 70, 4, {"x": tp.Layout.strided(unit_axis=0)}, 4),
+        ("bf16", 40, 7, {}, 8),
     ],
 )
 def test_threads_sort_several_vectors_of_rows(
@@ -506,7 +511,7 @@ def test_threads_sort_several_vectors_of_rows(
     x = drawn(rows, n).to(tp.ElementKind(element).torch)
     for desc in (
         tp.SortDescriptor(element=element, rows=rows, n=n, descending=True, layouts=layouts),
-        tp.KthValueDescriptor(element=element, rows=rows, n=n, k=n // 2, layouts=layouts),
+        tp.KthValueDescriptor(element=element, rows=rows, n=n, k=max(n // 2, 1), layouts=layouts),
     ):
         assert rows_entry.split_of(desc) == split
         assert check_plan(required(desc, "rows", target(where)), runs=1, given={"x": x}).compared

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile, registers_for
 from triplan.backends.triton.norms import crossed_kernels, looped_kernels, shifted_kernels
@@ -29,6 +28,8 @@ LOOP_US, SINGLE_PER_US = 0.45, (2e6, 1.4e6, 2e6, 1.3e6)
 LONG, MANY, FEW_PER_US = 1 << 15, 6, 1.2e6
 #: Microseconds at least of each block of a row forward where no vectors are loaded: it waits for memory.
 BLOCK_US = 0.4
+#: How much shorter such rows take in a lone warp, without a weight. (From drawn problems on an H200.)
+LONE_WARP_US = 0.35
 #: Elements of ``shifted`` blocks that a multiprocessor has in a microsecond: forward, backward, and backward with a
 #: weight, which both loops load element by element; and the fewest programs that are counted on one, which wait for
 #: memory: forward; of the backward none, which is fitted and has no reason that is known. (From runs on an H200 that
@@ -37,6 +38,9 @@ SHIFTED_PER_US, SHIFTED_ALONE = (7700.0, 5400.0, 3500.0), (1.5, 0.0)
 #: Elements of ``shifted`` rows above which there are mostly few of them, so that each has more warps than these. Timed
 #: with layer_norm, and backward with rows of up to 32769 and of 95179 elements, by a run that is not published.
 SHIFTED_LONG, SHIFTED_WARPS = 5 << 14, 8
+#: Elements of a short row, and microseconds of each launch after the first backward of rows of at most as many. (From
+#: drawn problems on an H200.)
+SHORT_ROW, LATER_US = 144, 0.9
 #: What the second loop's reads cost backward where vectors are loaded.
 CACHED_SHARE = 0.05
 
@@ -94,10 +98,15 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
             us = max(us + LOOP_US, self.single_us(per_us, busiest))
             if not r.vectors and not self.backward:
                 us = max(us, BLOCK_US * r.blocks(tile))
+                # A lone warp waits for no other one, and without a weight for no load behind the sum.
+                lone = tile.warps == 1 and r.unit and not (self.weighted() or self.centred)
+                us -= LONE_WARP_US if lone else 0.0
         if not self.gradients:
             return us
         accumulated = self.accumulate_us(target)
-        return us + LAUNCH_US + (max(accumulated, self.apart_us(self.read_first)) if tile.rows > 1 else accumulated)
+        if tile.rows > 1:
+            accumulated = max(accumulated, self.apart_us(self.read_first))
+        return us + self.later_us() + accumulated
 
     def shifted_us(self, target: Target) -> float:
         """Microseconds of whole steps of the loops: the elements that the last one lacks cost as much."""
@@ -107,6 +116,9 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
         per_us = SHIFTED_PER_US[self.backward * (1 + weighted)]
         tile, alone = Tile(1, step, self.tile.warps), SHIFTED_ALONE[self.backward]
         return -(-longest // step) * self.tiles_us(tile, self.programs(), per_us, target, alone)
+
+    def later_us(self) -> float:
+        return LATER_US if self.rows.n <= SHORT_ROW else super().later_us()
 
     def partials_tile(self) -> Tile:
         return self.tile if self.tile.rows > 1 else super().partials_tile()

@@ -35,6 +35,8 @@ CROSSED_WARP_US = 0.08
 CROSSED = 1.6
 #: ``ELEMENT_US`` forward in tiles of more than 8 rows of odd lengths, of which each element is loaded by itself.
 ODD_ELEMENT_US = 0.045
+#: ``ELEMENT_US`` forward where rows are crossed, and with a weight and one sum. (From drawn problems on an H200.)
+SHORT_ELEMENT_US = 0.01
 #: Elements of 16 bits that a multiprocessor has in a microsecond forward, of long rows that threads load one by one, as
 #: one such program is resident; and the shortest tile of these. (From drawn problems on an H200.)
 ODD_PER_US, ODD_FROM = 3600.0, 16384
@@ -138,8 +140,9 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         r, tile = self.rows, self.tile
         each = 0.0 if r.vectors else tile.rows * tile.block / (32 * tile.warps)
         if not self.backward:
-            odd = r.n % 2 and tile.rows > 8
-            each *= max(ODD_ELEMENT_US if odd else 0.0, ELEMENT_US[self.centred])
+            odd = r.n % 2 and tile.rows > 8 and not r.crossed
+            short = r.crossed or (self.weighted() and not self.centred)
+            each *= SHORT_ELEMENT_US if short else max(ODD_ELEMENT_US if odd else 0.0, ELEMENT_US[self.centred])
             each *= len(self.moved) / 2 if r.crossed else 1.0
             crossed = CROSSED_WARP_US * tile.warps if r.crossed else 0.0
             us = super().us(target) + (each + crossed if tile.rows > 1 else 0.0)
@@ -172,9 +175,11 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
 
     def stages(self) -> int:
         """How far backward programs fetch ahead. With 3, two groups of rows are in registers or on their way, with
-        fewer one. A program of few groups only executes the instructions of fetching ahead, which are many where each
-        element is fetched by itself."""
-        return 1 if self.each <= FEW_GROUPS or self.divided() else 3 if self.rows.vectors else 2
+        fewer one. Where each element is fetched by itself, a program of few groups only executes the many instructions
+        of fetching ahead."""
+        if self.each <= (1 if self.rows.vectors else FEW_GROUPS) or self.divided():
+            return 1
+        return 3 if self.rows.vectors else 2
 
     def main(self) -> list[Launch]:
         r, tile = self.rows, self.tile

@@ -155,6 +155,10 @@ class NormEntry(Entry):
         us = super().tiles_us(tile, programs, per_us, target, alone) * (self.two_sums if self.centred else 1.0)
         return us if self.backward else us * len(self.moved) / 2
 
+    def weighted(self) -> bool:
+        """Whether there is a weight or a bias."""
+        return any(o.name in ("weight", "bias") for o in self.desc.operands())
+
     def single_us(self, per_us: float, rows: float) -> float:
         """Microseconds where no vectors are loaded, of ``rows`` rows: ``per_us`` accesses of single elements of 16
         bits, or somewhat fewer wider ones, as instructions are the limit. What is read to reduce rows is read twice,

@@ -27,7 +27,7 @@ SINGLE_PER_US, GAPPED_PER_US, CENTRED_PER_US = (1.7e6, 1.5e6, 1.1e6), 6e5, 1.4e6
 #: these wait for each other.
 ODD_US, ODD_WORD_US, ODD_WARP_US = 1.5, 0.02, 0.007
 #: Elements of a short row, and microseconds of each launch after the first backward of rows of at most as many.
-SHORT_ROW, LATER_US = 144, 0.5
+SHORT_ROW, LATER_US = 144, 0.35
 #: Microseconds of the roots and quotients of f64 forward, which are many instructions, in the last launch's programs.
 F64_US = 1.0
 #: Microseconds of a program at least on a multiprocessor: however few its warps, it waits for the launch ahead of it.
@@ -46,7 +46,8 @@ class NormSplit(SplitRows, NormEntry, ops=OPS):
 
     def __init__(self, desc: NormDescriptor) -> None:
         super().__init__(desc)
-        if self.backward and self.tile.rows > 1 and len({self.rows.is_adjacent(o) for o in self.read_first}) > 1:
+        mixed = len({self.rows.is_adjacent(o) for o in self.read_first}) > 1
+        if self.gradients and self.tile.rows > 1 and mixed:
             self.turned_per_us = [MIXED_PER_US] * 3
 
     def find_tile(self) -> Tile:
@@ -84,7 +85,9 @@ class NormSplit(SplitRows, NormEntry, ops=OPS):
         if r.vectors or not (self.gradients or r.crossed):
             return us
         if not r.unit:
-            return us + (ODD_US if r.crossed or r.across else 0.0)
+            # (Programs of one short row have few warps, which exchange nothing and wait once.)
+            once = not self.several() and self.each == 1 and r.n <= SHORT_ROW
+            return us + (ODD_US if (r.crossed or r.across) and not once else 0.0)
         words = tile.rows * tile.block * self.compute.itemsize / (4 * 32 * tile.warps)
         singly = sum(r.begins_between(o, 16) for o in self.moved) / len(self.moved)
         return us + (ODD_WORD_US + ODD_WARP_US * tile.warps) * words * singly

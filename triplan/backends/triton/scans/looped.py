@@ -144,9 +144,9 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
         us, wide = super().us(target), self.compute.itemsize // 4
         if self.in_runs():
             waves = -(-self.programs() // (self.resident_programs() * sms))
-            held = self.programs() * steps * self.tile.rows * self.tile.block
             per_us = ACROSS_PER_US if self.lanes_held() > 1 else ACROSS_SINGLY_PER_US
-            fast = held / per_us[self.element.itemsize] - LAUNCH_US
+            # (Warps whose runs lie behind the ends of rows have nothing to load or store.)
+            fast = self.rows.count * self.rows.n / per_us[self.element.itemsize] - LAUNCH_US
             lines = self.lines_us() * steps * -(-self.programs() // sms)  # of the busiest multiprocessor
             return max(us, LOOP_US + ACROSS_STEP_US * waves * steps + lines, fast)
         if self.is_ahead() and self.without_vectors():

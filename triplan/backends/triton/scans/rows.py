@@ -47,7 +47,9 @@ class ScanRows(WholeRows, ScanEntry, ops=SCANS):
         """(Sectors that are written in part, where a result alone is contiguous across rows: see PARTLY.)"""
         us, held = super().us(target), self.programs() * self.tile.rows * self.tile.block
         if self.rows.across and not self.backward:
-            return max(us, self.compute.itemsize // 4 * held / ACROSS_PER_US)
+            # Lanes behind the ends of rows are scanned too, but move nothing: they take about half as long.
+            mean = (held + self.rows.count * self.rows.n) / 2
+            return max(us, self.compute.itemsize // 4 * mean / ACROSS_PER_US)
         if self.rows.unit:
             apart = self.singly() and self.group() == 1
             slower = SINGLY_WIDE if self.tile.warps > FEW_WARPS else SINGLY[self.reversed()]

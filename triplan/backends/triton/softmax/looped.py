@@ -10,7 +10,7 @@ from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.softmax import looped_kernels as kernels
 from triplan.backends.triton.softmax.shared import OPS, SoftmaxEntry
 from triplan.descriptors.softmax import AnySoftmaxDescriptor
-from triplan.sku import Target
+from triplan.sku import ElementKind, Target
 
 #: How much longer than estimated loops take along rows that begin between two vectors, forward and backward (there of
 #: 16 bits: of wider elements that threads load one by one, a warp fills whole sectors all the same). (This and what
@@ -23,6 +23,9 @@ LOOP_US = 0.3
 SINGLE_PER_US = ((1500.0, 3500.0), (3000.0, math.inf))
 #: Elements of 16 bits that a multiprocessor has in a microsecond forward, of packed rows that threads load one by one.
 ODD_PER_US = 2500.0
+#: Elements of f64 that a multiprocessor has in a microsecond forward, of one row a program: each takes two exponentials
+#: or three, of dozens of instructions.
+F64_PER_US = 1050.0
 #: Elements that a multiprocessor has in a microsecond forward, of 16 bits and of more, of tiles of several rows:
 #: where neighbours are adjacent in the operand, and where rows are contiguous in it, which both loops read.
 CROSSED_PER_US = ((3200.0, 1800.0), (3000.0, 1000.0))
@@ -86,6 +89,8 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
             us = max(us, r.n / SINGLE_PER_US[self.backward][r.unit])
             if narrow and not self.backward and all(o.layout.packed for o in r.operands):
                 us = max(us, r.n * r.count / target.sm_count / ODD_PER_US)
+        if self.element is ElementKind.F64 and self.tile.rows == 1 and not self.backward:
+            us = max(us, -(-r.count // target.sm_count) * r.n / F64_PER_US)
         return us + LOOP_US
 
     def shifted_us(self, target: Target) -> float:

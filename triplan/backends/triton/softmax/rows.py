@@ -114,7 +114,8 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         if self.divided():
             us = max(us, self.parts_us())
         if not self.backward and (self.divided() or self.turns()):
-            rows = tile.rows * min(self.part, 32) / (32 * tile.warps)  # of a thread
+            lanes = self.part // min(self.rows.vector_bytes(self.rows.operands[0]) // self.element.itemsize, self.part)
+            rows = tile.rows * min(lanes, 32) / (32 * tile.warps)  # of a thread
             us += EXCHANGE_US * max(rows - 1, 0.0)
         single = self.element.itemsize == 2 and self.rows.unit and self.rows.together == 1
         if not self.backward and single and tile.block in ODD_PER_US:

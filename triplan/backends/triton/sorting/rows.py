@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from triplan.backends.runtime.launch import Int, Launch, power_of_two_in
+from triplan.backends.runtime.launch import Launch, power_of_two_in
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power, extent_int
-from triplan.backends.triton.common.strides import known_strides
+from triplan.backends.triton.common.strides import count, known_strides
 from triplan.backends.triton.common.tiles import fits_grid, waves_us
 from triplan.backends.triton.sorting import rows_kernels as kernels
 from triplan.backends.triton.sorting.shared import (
@@ -45,14 +45,14 @@ ALONE_US, LANE_ALONE_US, BETWEEN_US, SHARED_ALONE_US = 0.6, 0.085, 0.8, 0.74
 
 def tile_of(desc: Ordered) -> tuple[int, int]:
     """(rows, elements of each) of a program."""
-    block = max(ceil_power(desc.n), 16)
+    block = ceil_power(desc.n)
     return min(max(HELD // block, 1), ceil_power(max(desc.rows, 1))), block
 
 
 def held_of(desc: Ordered) -> int:
     """Elements of a thread."""
     rows, block = tile_of(desc)
-    return min(ITEMS, max(rows * block // 32, 1))
+    return min(ITEMS, block, max(rows * block // 32, 1))
 
 
 def split_of(desc: Ordered) -> int:
@@ -101,7 +101,7 @@ def _rows(desc: Ordered, target: Target) -> list[Launch]:
         return []
     rows, block = tile_of(desc)
     first, kept = kept_args(desc)
-    args = {**row_args(desc), "rows": extent_int(desc.rows), "n": Int(desc.n), "first": first, "kept": kept}
+    args = {**row_args(desc), "rows": extent_int(desc.rows), "n": count(desc.n), "first": first, "kept": kept}
     constants = {**key_constants(desc), "DESCENDING": descending(desc), "ROWS": rows, "BLOCK": block}
     constants["SPLIT"] = split_of(desc)
     warps = max(rows * block // (32 * ITEMS), 1)
