@@ -118,6 +118,11 @@ class Geometry:
         return not self.full and self.table.layout.unit_axis in self.indexed
 
     @cached_property
+    def neighbours_meet(self) -> bool:
+        """Whether points that follow each other may meet in an element of the table."""
+        return max((d for d, n in enumerate(self.sizes) if n > 1), default=None) in self.loop
+
+    @cached_property
     def sliced(self) -> Geometry:
         """The same geometry, not ``full`` where the index's layout promises one index per slice (stride 0)."""
         zero = self.index.layout.zero_axes

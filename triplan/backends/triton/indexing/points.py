@@ -16,6 +16,8 @@ REPEATED_ELEMENTS = 128
 #: Elements that a program adds one by one, not in vectors: four per thread. In ``bench anywhere indexing --seed 1`` on
 #: an H200 tiles of rows take twice as long with as many as suit vectors.
 SINGLE_ELEMENTS = 512
+#: Threads of a warp.
+WARP_THREADS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,9 @@ STORE_LAST = Point(kernels.store_last_point, pairs=True)
 ADD = Point(kernels.atomic_point)
 ADD_SINGLE = single(kernels.atomic_point)
 ADD_PAIRS = Point(kernels.atomic_pair_point, pairs=True, elements=SINGLE_ELEMENTS)
+#: Additions that a thread can join where its points that follow each other meet: sorted indices choose a place many
+#: times, one after the other. And how many points that are.
+JOINABLE, JOINED = (ADD, ADD_SINGLE, ADD_PAIRS), 4
 
 
 def addition(g: Geometry, vectors: bool) -> Point:
