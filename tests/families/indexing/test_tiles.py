@@ -258,10 +258,15 @@ def test_neighbours_that_meet_are_added_up_in_a_thread(entry: str, element: str,
 
 # --- additions of 16-bit floats ---
 
+#: A table without gaps, whose rows of odd length lie across memory.
+TURNED = tp.Layout.strided(order=(1, 0), alignment=4)
+
 
 @compiles
 @pytest.mark.parametrize("element", ["f16", "bf16"])
-@pytest.mark.parametrize(("layout", "alone"), [(None, False), (tp.Layout(alignment=2), True), ("odd", True)])
+@pytest.mark.parametrize(
+    ("layout", "alone"), [(None, False), (tp.Layout(alignment=2), True), ("odd", True), (TURNED, False)]
+)
 def test_elements_are_added_alone_only_where_a_pair_may_lie_outside(layout: Any, alone: bool, element: str) -> None:
     """A lone 16-bit addition is a compare-and-swap loop."""
     desc: Any = build("scatter_add", (64, 32 - (layout == "odd")), 0, 9, element=element)

@@ -8,6 +8,7 @@ from typing import Any
 from triplan.backends.runtime.launch import Arg, Int
 from triplan.backends.triton.indexing import points_kernels as kernels
 from triplan.backends.triton.indexing.geometry import Geometry
+from triplan.descriptors import Operand
 from triplan.sku import ElementKind
 
 #: Elements of a program that repeats until its last element is done: four per thread of one warp. Measured on an H200:
@@ -78,13 +79,18 @@ def addition(g: Geometry, vectors: bool) -> Point:
     if not half:
         return ADD_SINGLE
     unit = o.layout.unit_axis
-    adjacent = o.layout.packed or (unit is not None and o.shape[unit] > 1)
+    adjacent = _gapless(o) or (unit is not None and o.shape[unit] > 1)
     return ADD_PAIRS if adjacent else ADD_SINGLE
 
 
 def pairs_inside(g: Geometry) -> bool:
     """Whether all aligned pairs lie inside the table."""
-    return g.table.layout.packed and g.table.alignment >= 4 and g.table.numel % 2 == 0
+    return _gapless(g.table) and g.table.alignment >= 4 and g.table.numel % 2 == 0
+
+
+def _gapless(o: Operand) -> bool:
+    """Whether the operand's memory is one run of adjacent elements, in whatever order its axes are."""
+    return o.layout.packed or bool(o.layout.order)
 
 
 def run_length(g: Geometry, point: Point) -> Int | None:
@@ -92,7 +98,7 @@ def run_length(g: Geometry, point: Point) -> Int | None:
     if not point.pairs or pairs_inside(g):
         return None
     unit = g.table.layout.unit_axis
-    return Int(g.table.numel if g.table.layout.packed or unit is None else g.table.shape[unit], g.wide)
+    return Int(g.table.numel if _gapless(g.table) or unit is None else g.table.shape[unit], g.wide)
 
 
 def place_strides(g: Geometry, point: Point) -> PlaceStrides | None:
@@ -100,7 +106,7 @@ def place_strides(g: Geometry, point: Point) -> PlaceStrides | None:
 
     None where the place is the offset, or not asked for.
     """
-    if run_length(g, point) is None or g.table.layout.packed:
+    if run_length(g, point) is None or _gapless(g.table):
         return None
 
     def along(axis: int | None) -> Arg:
