@@ -7,13 +7,15 @@ from typing import Any
 
 import proofs
 import pytest
-from cases import H200, INTERPRETER, compiles, pinned
+import torch
+from cases import H200, INTERPRETER, WHERE, compiles, pinned
 from cases.indexing import build
+from proofs import target
 
 import triplan as tp
 from triplan.backends.triton.indexing import geometry as geometries, tiles, traversals, traversals_kernels as kernels
 from triplan.backends.triton.indexing.geometry import geometry
-from triplan.backends.triton.indexing.points import ADD, repeated
+from triplan.backends.triton.indexing.points import ADD, JOINED, repeated
 from triplan.backends.triton.indexing.points_kernels import multiply_point
 from triplan.backends.triton.indexing.tiles import Plane, plane
 from triplan.testing import check_plan
@@ -226,12 +228,45 @@ def test_short_rows_few_columns_and_packed_operands_have_no_tiles() -> None:
     assert plane(geometry(build("gather", (64, 64), 0, 9, element="f32")), ADD) is None
 
 
+# --- additions of neighbours that meet ---
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(
+    ("entry", "element"),
+    [("atomic_elements", "i32"), ("atomic_elements", "f16"), ("atomic_elements", "f64"), ("atomic_f32", "f16")],
+)
+def test_neighbours_that_meet_are_added_up_in_a_thread(entry: str, element: str, first: int, where: str) -> None:
+    """Of runs of 1 to 9 equal indices, some out of bounds, nothing is lost and nothing is added twice."""
+    lengths = torch.tensor([1, 2, 3, 4, 5, 6, 7, 8, 9] * 6)
+    index = ((53 - torch.arange(54)) * 5 % 54).repeat_interleave(lengths)[:-1]
+    desc: Any = tp.ScatterAddDescriptor(src_shape=index.shape, scatter_dim=0, out_dim_size=51, element=element)
+    desc = desc.replace(layouts={"out": tp.Layout(alignment=desc.element.itemsize)})
+    plan = pinned(desc, entry, target(where))
+    assert plan is not None
+    assert JOINED in [launch.constexprs.get("JOINED") for launch in plan.launches]
+    device, dtype = plan.target.device_type, desc.element.torch
+    src = torch.arange(len(index)) % 11 + 1
+    inside = (index >= 0) & (index < 51)
+    wanted = torch.zeros(51, dtype=torch.int64).index_add_(0, index[inside], src[inside])
+    out = torch.zeros(52, dtype=dtype, device=device)[first:][:51]
+    args = plan.args_type(out=out, index=index.to(device), src=src.to(device, dtype))
+    plan.run(args, tp.Workspace.allocate(plan))
+    assert torch.equal(out.cpu().long(), wanted)
+
+
 # --- additions of 16-bit floats ---
+
+#: A table without gaps, whose rows of odd length lie across memory.
+TURNED = tp.Layout.strided(order=(1, 0), alignment=4)
 
 
 @compiles
 @pytest.mark.parametrize("element", ["f16", "bf16"])
-@pytest.mark.parametrize(("layout", "alone"), [(None, False), (tp.Layout(alignment=2), True), ("odd", True)])
+@pytest.mark.parametrize(
+    ("layout", "alone"), [(None, False), (tp.Layout(alignment=2), True), ("odd", True), (TURNED, False)]
+)
 def test_elements_are_added_alone_only_where_a_pair_may_lie_outside(layout: Any, alone: bool, element: str) -> None:
     """A lone 16-bit addition is a compare-and-swap loop."""
     desc: Any = build("scatter_add", (64, 32 - (layout == "odd")), 0, 9, element=element)

@@ -24,9 +24,10 @@ MISSES_SLOWER = 1.4
 
 def rank(desc: IndexingDescriptor, target: Target) -> float:
     g, itemsize = geometry(desc), desc.element.itemsize
-    swaps = atomics.swaps_us(g, addition(g, adds_vectors(g)))
+    point = addition(g, adds_vectors(g))
+    swaps = atomics.swaps_us(g, point)
     sooner = zero_us(g) + LAUNCH_US - atomics.SOONER_US
-    if adds_vectors(g):
+    if adds_vectors(g) and not point.pairs:  # pairs at an odd address have one element each
         return sooner + atomics.vector_us(g, itemsize)
     if shares_sectors(g):
         return sooner + max(atomics.shared_us(g, itemsize), swaps)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from triplan.backends.triton.common.card import SECTOR
 from triplan.backends.triton.indexing.costs import SWAP_US, alike, meeting, miss_rate, reached, turns_us
 from triplan.backends.triton.indexing.geometry import Geometry
-from triplan.backends.triton.indexing.points import ADD_PAIRS, ADD_SINGLE, Point, pairs_inside
+from triplan.backends.triton.indexing.points import ADD_PAIRS, ADD_SINGLE, WARP_THREADS, Point, pairs_inside
 from triplan.backends.triton.indexing.sums import sum_guarantee, sum_numerics
 from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
@@ -32,8 +32,6 @@ SECTOR_US = 35e-6
 #: compare-and-swap, but of one lane of a warp. From nine sums of bf16 and f16 with 2 to 58 of them in ``bench anywhere
 #: indexing``, seeds 1, 2, 3, 12, 14 and 51, on an H200.
 LONE_US, END_US = 0.5, 0.1
-#: Lanes of a warp.
-WARP_THREADS = 32
 
 
 def applies(desc: IndexingDescriptor, target: Target) -> Support:

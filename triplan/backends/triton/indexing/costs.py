@@ -76,7 +76,7 @@ def turns_us(g: Geometry, itemsize: int) -> float:
     """Microseconds, at least, of atomic additions to a table of ``itemsize`` bytes per element, if the lanes of a warp
     surely meet in one element: the cache gets each addition by itself, and a small table lies in few parts of it."""
     last = max((d for d, n in enumerate(g.sizes) if n > 1), default=0)
-    if last not in g.loop or (g.slots > 1 and g.index_axes[last] not in g.index.layout.zero_axes):
+    if not g.neighbours_meet or (g.slots > 1 and g.index_axes[last] not in g.index.layout.zero_axes):
         return 0.0
     return turn_us(g, itemsize) * g.numel
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from triplan.backends.runtime.launch import Arg, Launch
 from triplan.backends.triton.common.card import L2_BYTES, L2_SHARE, LAUNCH_US
 from triplan.backends.triton.indexing.copies import copy_us, register, stores_us
-from triplan.backends.triton.indexing.geometry import Geometry, geometry
+from triplan.backends.triton.indexing.geometry import Geometry, geometry, stripes_stay
 from triplan.backends.triton.indexing.points import Point
 from triplan.backends.triton.indexing.registration import STORES, always
 from triplan.backends.triton.indexing.traversals import elements_launch
@@ -21,9 +21,9 @@ from triplan.sku import ElementKind, Target
 SOONER_US = 0.3
 #: Microseconds of an element, besides moving it: where one index serves a row, each lane reads it and its own address.
 ELEMENT_US = 0.95e-6
-#: Time relative to ``rows``, where every element has an index, for a table that fits in the cache; and for a larger
-#: one: its sectors are fetched repeatedly, where ``rows`` visits stripes of it that stay in the cache.
-FITS_SLOWER, MISSES_SLOWER = 1.05, 1.5
+#: Time relative to ``rows``, where every element has an index; and if only ``rows`` finds the table's sectors in the
+#: cache, as it visits stripes that stay there. Stores that miss the cache in either take as long in either.
+SLOWER, MISSES_SLOWER = 1.05, 1.5
 
 
 def visited(desc: IndexingDescriptor) -> Geometry:
@@ -42,7 +42,12 @@ def rank(desc: IndexingDescriptor, target: Target) -> float:
     kept = L2_SHARE
     if desc.op in STORES:
         moved, kept = max(moved, stores_us(g, g.numel)), L2_BYTES  # spread programs reach all of the table all the time
-    slower = FITS_SLOWER if g.table.nbytes <= kept else MISSES_SLOWER
+    if g.table.nbytes <= kept:
+        slower = SLOWER
+    elif stripes_stay(g):
+        slower = MISSES_SLOWER
+    else:
+        slower = 1.0 if desc.op in STORES else SLOWER
     return LAUNCH_US - SOONER_US + slower * moved
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from triplan.backends.triton.common.card import L2_SHARE, SECTOR
+from triplan.backends.triton.common.card import L2_BYTES, L2_SHARE, SECTOR
 from triplan.backends.triton.common.offsets import I32_LIMIT
 from triplan.descriptors import (
     EmbeddingBackwardDescriptor,
@@ -118,6 +118,11 @@ class Geometry:
         return not self.full and self.table.layout.unit_axis in self.indexed
 
     @cached_property
+    def neighbours_meet(self) -> bool:
+        """Whether points that follow each other may meet in an element of the table."""
+        return max((d for d, n in enumerate(self.sizes) if n > 1), default=None) in self.loop
+
+    @cached_property
     def sliced(self) -> Geometry:
         """The same geometry, not ``full`` where the index's layout promises one index per slice (stride 0)."""
         zero = self.index.layout.zero_axes
@@ -194,6 +199,12 @@ def fits_cache(g: Geometry) -> bool:
     that run at a time would all write to the few elements of one stripe, and wait for each other.
     """
     return g.extents[0] * g.fold[2] * g.table.element.itemsize <= L2_SHARE
+
+
+def stripes_stay(g: Geometry) -> bool:
+    """Whether the L2 cache keeps a stripe, and finds its sectors again: there are more points than sectors."""
+    stripe = g.extents[0] * min(stripe_columns(g), g.fold[2]) * g.table.element.itemsize
+    return stripe <= L2_BYTES and g.numel > g.table.nbytes / SECTOR
 
 
 def index_alone(g: Geometry) -> Geometry:

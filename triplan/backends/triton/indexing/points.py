@@ -8,6 +8,7 @@ from typing import Any
 from triplan.backends.runtime.launch import Arg, Int
 from triplan.backends.triton.indexing import points_kernels as kernels
 from triplan.backends.triton.indexing.geometry import Geometry
+from triplan.descriptors import Operand
 from triplan.sku import ElementKind
 
 #: Elements of a program that repeats until its last element is done: four per thread of one warp. Measured on an H200:
@@ -16,6 +17,8 @@ REPEATED_ELEMENTS = 128
 #: Elements that a program adds one by one, not in vectors: four per thread. In ``bench anywhere indexing --seed 1`` on
 #: an H200 tiles of rows take twice as long with as many as suit vectors.
 SINGLE_ELEMENTS = 512
+#: Threads of a warp.
+WARP_THREADS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,9 @@ STORE_LAST = Point(kernels.store_last_point, pairs=True)
 ADD = Point(kernels.atomic_point)
 ADD_SINGLE = single(kernels.atomic_point)
 ADD_PAIRS = Point(kernels.atomic_pair_point, pairs=True, elements=SINGLE_ELEMENTS)
+#: Additions that a thread can join where its points that follow each other meet: sorted indices choose a place many
+#: times, one after the other. And how many points that are.
+JOINABLE, JOINED = (ADD, ADD_SINGLE, ADD_PAIRS), 4
 
 
 def addition(g: Geometry, vectors: bool) -> Point:
@@ -73,13 +79,18 @@ def addition(g: Geometry, vectors: bool) -> Point:
     if not half:
         return ADD_SINGLE
     unit = o.layout.unit_axis
-    adjacent = o.layout.packed or (unit is not None and o.shape[unit] > 1)
+    adjacent = _gapless(o) or (unit is not None and o.shape[unit] > 1)
     return ADD_PAIRS if adjacent else ADD_SINGLE
 
 
 def pairs_inside(g: Geometry) -> bool:
     """Whether all aligned pairs lie inside the table."""
-    return g.table.layout.packed and g.table.alignment >= 4 and g.table.numel % 2 == 0
+    return _gapless(g.table) and g.table.alignment >= 4 and g.table.numel % 2 == 0
+
+
+def _gapless(o: Operand) -> bool:
+    """Whether the operand's memory is one run of adjacent elements, in whatever order its axes are."""
+    return o.layout.packed or bool(o.layout.order)
 
 
 def run_length(g: Geometry, point: Point) -> Int | None:
@@ -87,7 +98,7 @@ def run_length(g: Geometry, point: Point) -> Int | None:
     if not point.pairs or pairs_inside(g):
         return None
     unit = g.table.layout.unit_axis
-    return Int(g.table.numel if g.table.layout.packed or unit is None else g.table.shape[unit], g.wide)
+    return Int(g.table.numel if _gapless(g.table) or unit is None else g.table.shape[unit], g.wide)
 
 
 def place_strides(g: Geometry, point: Point) -> PlaceStrides | None:
@@ -95,7 +106,7 @@ def place_strides(g: Geometry, point: Point) -> PlaceStrides | None:
 
     None where the place is the offset, or not asked for.
     """
-    if run_length(g, point) is None or g.table.layout.packed:
+    if run_length(g, point) is None or _gapless(g.table):
         return None
 
     def along(axis: int | None) -> Arg:

@@ -77,13 +77,14 @@ def apart(table, at):
 
 
 @jit
-def atomic_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
-    """table[at] += alpha * dense, in whatever order the hardware chooses.
+def _contribution(table, dense, hit, alpha, COMPUTE: tl.constexpr):
+    """alpha * dense, computed in COMPUTE and rounded to the element at ``table``, in which additions are done."""
+    return scaled(tl.load(dense, mask=hit, other=0), alpha, COMPUTE).to(table.dtype.element_ty)
 
-    ``dense`` of the op's element; the product is computed in COMPUTE and rounded to the table's element, in which the
-    addition is done.
-    """
-    x = scaled(tl.load(dense, mask=hit, other=0), alpha, COMPUTE).to(table.dtype.element_ty)
+
+@jit
+def _add(table, at, x, hit):
+    """table[at] += x, in whatever order the hardware chooses."""
     if x.dtype.is_floating() and x.dtype.primitive_bitwidth <= 32:
         own = table + at
     else:
@@ -93,21 +94,20 @@ def atomic_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
 
 
 @jit
-def atomic_pair_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
-    """table[at] += alpha * dense, as an atomic addition to the aligned pair of elements that holds ``at``.
+def _add_pair(table, at, place, run, x, hit):
+    """table[at] += x, as an atomic addition to the aligned pair of elements that holds ``at``.
 
-    ``table``: (address, place, length); ``dense`` and the table of a 16-bit float. The hardware adds 16-bit floats only
-    in aligned pairs; a lone one becomes a compare-and-swap loop. The other element of the pair receives -0.0, which
-    changes no value. ``place`` is the element's position in a run of ``length`` adjacent elements of the table: where
-    its neighbour lies outside the run, it is added alone. ``length`` None: every pair lies inside the table.
+    The hardware adds 16-bit floats only in aligned pairs; a lone one becomes a compare-and-swap loop. The other element
+    of the pair receives -0.0, which changes no value. ``place`` is the element's position in a run of ``run`` adjacent
+    elements of the table: where its neighbour lies outside the run, it is added alone. ``run`` None: every pair lies
+    inside the table.
     """
-    x = scaled(tl.load(dense, mask=hit, other=0), alpha, COMPUTE).to(table[0].dtype.element_ty)
-    own = table[0] + at
+    own = table + at
     address = own.to(tl.int64)
     odd = (address >> 1) & 1
-    if table[2] is not None:
-        neighbour = table[1] + 1 - 2 * odd
-        paired = (neighbour >= 0) & (neighbour < table[2])
+    if run is not None:
+        neighbour = place + 1 - 2 * odd
+        paired = (neighbour >= 0) & (neighbour < run)
         tl.atomic_add(own, x, mask=hit & (paired == 0), sem="relaxed")
         hit = hit & paired
     pair = tl.multiple_of((address - odd * 2).to(own.dtype), [4] * len(own.shape))
@@ -122,6 +122,41 @@ def atomic_pair_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr)
     )
     both = tl.where(side == odd, x, -0.0).to(own.dtype.element_ty)
     tl.atomic_add(pair + side, both, mask=hit & (side >= 0), sem="relaxed")
+
+
+@jit
+def atomic_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
+    """table[at] += alpha * dense; ``dense`` of the op's element."""
+    _add(table, at, _contribution(table, dense, hit, alpha, COMPUTE), hit)
+
+
+@jit
+def atomic_pair_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
+    """table[at] += alpha * dense by pairs; ``table``: (address, place, run); ``dense`` and it of a 16-bit float."""
+    _add_pair(table[0], at, table[1], table[2], _contribution(table[0], dense, hit, alpha, COMPUTE), hit)
+
+
+@jit
+def joined_point(table, points, run, alpha, COMPUTE: tl.constexpr, PAIRS: tl.constexpr):
+    """table[at] += alpha * dense of ``points`` that follow each other in a thread: (at, place, dense, hit, ...) each.
+
+    Those that meet are added up first: of sorted indices few additions are left, of others none is lost.
+    """
+    xs = ()
+    for k in tl.static_range(len(points)):
+        xs = xs + (_contribution(table, points[k][2], points[k][3], alpha, COMPUTE),)
+    x = xs[0]
+    for k in tl.static_range(len(points)):
+        at, place, _, hit, _, _ = points[k]
+        if k + 1 < len(points):
+            meets = hit & points[k + 1][3] & (at == points[k + 1][0])
+            hit = hit & (meets == 0)
+        if PAIRS:
+            _add_pair(table, at, place, run, x, hit)
+        else:
+            _add(table, at, x, hit)
+        if k + 1 < len(points):
+            x = tl.where(meets, x + xs[k + 1], xs[k + 1])
 
 
 @jit

@@ -119,6 +119,12 @@ def _items_tile(desc: IndexingDescriptor, s: Sorted) -> Tile:
     return replace(found, rows=found.rows // 2) if found.rows > 1 else replace(found, cols=found.cols // 2)
 
 
+def idle_lanes(desc: IndexingDescriptor, s: Sorted) -> float:
+    """Columns of all tiles, relative to those that exist."""
+    cols = _items_tile(desc, s).cols
+    return -(-s.inner // cols) * cols / s.inner
+
+
 def is_wide(desc: IndexingDescriptor, s: Sorted) -> bool:
     """Whether ``wide_kernel`` sums, of which a program has LOOP slots one after another; else all at a time."""
     flat = s.g.dense.layout.packed and s.g.table.layout.packed

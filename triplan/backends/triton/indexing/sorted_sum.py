@@ -70,7 +70,7 @@ def rank(desc: IndexingDescriptor, target: Target) -> float:
     sort += STARTS_US if s.by_slot else 0.0
     copy = turned.copy_us(s.g) - LAUNCH_US if turned.copied(s.g) else 0.0
     s = summed_view(desc)
-    return sort + LAUNCH_US * len(segments.sum_launches(desc)) + copy + _sum_us(s) + _waits_us(desc, s)
+    return sort + LAUNCH_US * len(segments.sum_launches(desc)) + copy + _sum_us(desc, s) + _waits_us(desc, s)
 
 
 def _waits_us(desc: IndexingDescriptor, s: Sorted) -> float:
@@ -83,7 +83,7 @@ def _waits_us(desc: IndexingDescriptor, s: Sorted) -> float:
     return TERM_US * (turns * min(each, CHUNK) + min(max(each - CHUNK, 0), CHUNK))
 
 
-def _sum_us(s: Sorted) -> float:
+def _sum_us(desc: IndexingDescriptor, s: Sorted) -> float:
     walked = 1.0 if s.g.packed else turned.ACROSS if turned.lies_across(s.g) else WALKED
     if s.inner > 1:
         written = 2 * reached(s.slots, s.count) if s.g.keeps else s.slots
@@ -92,7 +92,8 @@ def _sum_us(s: Sorted) -> float:
             return s.outer * row * (s.count / L2_BYTES_PER_US + walked * written / BYTES_PER_US)
         if s.g.table.layout.unit_axis in s.slot_axes:
             return walked * s.count * s.outer * row / BYTES_PER_US + apart_us(s)
-        return walked * (s.count + written) * s.outer * row / BYTES_PER_US
+        lanes = segments.idle_lanes(desc, s)
+        return walked * lanes * (s.count + written) * s.outer * row / BYTES_PER_US
     if s.by_slot:
         element_us = ELEMENT_US if s.outer == 1 else AGAIN_US
         return walked * (element_us * s.count + SLOT_US * s.slots) * s.outer

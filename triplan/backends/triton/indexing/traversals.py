@@ -13,7 +13,7 @@ from triplan.backends.runtime.launch import Arg, Int, Launch, power_of_two_in
 from triplan.backends.triton.common.card import L2_BYTES, L2_SHARE, SMS
 from triplan.backends.triton.common.fill import fill_launch
 from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, extent_int
-from triplan.backends.triton.indexing import points, traversals_kernels as kernels
+from triplan.backends.triton.indexing import points, points_kernels, traversals_kernels as kernels
 from triplan.backends.triton.indexing.arguments import (
     Walk,
     axis_arguments,
@@ -162,8 +162,11 @@ def elements_launch(
     run, place = places or (points.run_length(g, point), points.place_strides(g, point))
     args: dict[str, Arg] = {"dense": dense, "table": table, "run": run}
     constexprs = {"POINT": point.function, "PAIRS": point.pairs, "COMPUTE": TL[compute]}
+    # Threads have adjacent points only where ``point`` may need them: to access the table in vectors, or to join them.
+    constexprs["SINGLE"] = g.full and g.table.is_written
     if (tiles := plane(g, point)) is not None:
         return tiles_launch(desc, g, tiles, point, args, constexprs, place)
+    joined = points.JOINED if g.neighbours_meet and point in points.JOINABLE else 1
     block = elements_block(g, point)
     programs = -(-g.numel // block)
     spread, each = _spread(g, point, block)
@@ -188,13 +191,16 @@ def elements_launch(
         {
             **policy(desc, g),
             **constexprs,
+            "POINT": point.function if joined == 1 else points_kernels.joined_point,
             "POINT_TYPE": tl.int64 if wide else tl.int32,
             "DENSE_FLAT": g.dense.layout.packed and g.dense.numel == g.numel,
             "INDEX_FLAT": g.index.layout.packed and None not in g.index_axes,
+            "SINGLE": g.table.is_written,
+            "JOINED": joined,
             "SPREAD": spread,
             "BLOCK": block,
         },
-        num_warps=point.warps,
+        num_warps=point.warps if joined == 1 else block // (joined * points.WARP_THREADS),
     )
 
 

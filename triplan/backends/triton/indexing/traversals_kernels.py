@@ -112,6 +112,8 @@ def elements_kernel(
     COMPUTE: tl.constexpr,
     DENSE_FLAT: tl.constexpr,
     INDEX_FLAT: tl.constexpr,
+    SINGLE: tl.constexpr,
+    JOINED: tl.constexpr,
     SPREAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -121,14 +123,79 @@ def elements_kernel(
     ``axis_strides[k]``. DENSE_FLAT and INDEX_FLAT: that operand's elements are numbered as the points are, so that its
     loads stay vectors. PAIRS: POINT gets (table, place, ``run``, position among the indices); the place is the offset,
     or, if ``place_strides`` are given, the sum of its coordinates times those along the dimensions, and of what indices
-    select times those along the indexed axes. Of each SPREAD * ``each`` programs, SPREAD that follow each other are
-    spread: ``each`` blocks lie between two of them.
+    select times those along the indexed axes. SINGLE: a thread has no adjacent points, as where POINT accesses the
+    table (see ``apart``): else all that it needs would pass through shared memory. JOINED > 1: a thread has so many
+    points that follow each other, and POINT gets (table, what ``_located`` says of each, ``run``, alpha, COMPUTE,
+    PAIRS). Of each SPREAD * ``each`` programs, SPREAD that follow each other are spread: ``each`` blocks lie between
+    two of them.
     """
     program = tl.program_id(0)
     if SPREAD > 1:
         window = SPREAD * each
         program = program // window * window + program % SPREAD * each + program % window // SPREAD
-    point = program.to(POINT_TYPE) * BLOCK + tl.arange(0, BLOCK)
+    first = program.to(POINT_TYPE) * BLOCK
+    found = ()
+    for k in tl.static_range(JOINED):
+        if JOINED > 1:
+            point = first + tl.arange(0, BLOCK // JOINED) * JOINED + k
+        else:
+            point = first + tl.arange(0, BLOCK)
+            if SINGLE:
+                point = tl.multiple_of(point, [1])
+        one = _located(
+            point,
+            dense,
+            indices,
+            status,
+            padding,
+            numel,
+            sizes,
+            dense_strides,
+            table_strides,
+            index_strides,
+            position_strides,
+            extents,
+            axis_strides,
+            place_strides,
+            REPORT,
+            WRAP,
+            CLAMP,
+            DENSE_FLAT,
+            INDEX_FLAT,
+        )
+        found = found + (one,)
+    if JOINED > 1:
+        POINT(table, found, run, alpha, COMPUTE, PAIRS)
+    else:
+        at, place, address, hit, live, point = found[0]
+        if PAIRS:
+            table = (table, place, run, unravel(point, sizes, position_strides))
+        POINT(table, at, address, hit, live, alpha, COMPUTE)
+
+
+@jit
+def _located(
+    point,
+    dense,
+    indices,
+    status,
+    padding,
+    numel,
+    sizes,
+    dense_strides,
+    table_strides,
+    index_strides,
+    position_strides,
+    extents,
+    axis_strides,
+    place_strides,
+    REPORT: tl.constexpr,
+    WRAP: tl.constexpr,
+    CLAMP: tl.constexpr,
+    DENSE_FLAT: tl.constexpr,
+    INDEX_FLAT: tl.constexpr,
+):
+    """(offset into the table, place, address of the dense element, hit, live, point): see ``elements_kernel``."""
     live = point < numel
     inside = live
     hit = live
@@ -146,12 +213,13 @@ def elements_kernel(
             place += at.to(place_strides[1][k].dtype) * place_strides[1][k]
     if REPORT:
         report(status, live & (inside == 0), unravel(point, sizes, position_strides))
-    if PAIRS:
-        table = (table, offset if place_strides is None else place, run, unravel(point, sizes, position_strides))
+    if place_strides is None:
+        place = offset
     if DENSE_FLAT:
-        POINT(table, offset, dense + point, hit, live, alpha, COMPUTE)
+        address = dense + point
     else:
-        POINT(table, offset, dense + unravel(point, sizes, dense_strides), hit, live, alpha, COMPUTE)
+        address = dense + unravel(point, sizes, dense_strides)
+    return offset, place, address, hit, live, point
 
 
 @jit
@@ -189,6 +257,7 @@ def tiles_kernel(
     WRAP: tl.constexpr,
     CLAMP: tl.constexpr,
     COMPUTE: tl.constexpr,
+    SINGLE: tl.constexpr,
     INDEX_MOVES: tl.constexpr,
     STRIPED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -198,6 +267,8 @@ def tiles_kernel(
 
     ``rows`` and ``cols`` are the extents of these dimensions, ``sizes`` those of the others. Strides of an operand are
     (those of the others, along rows, along columns), of which None is 1. INDEX_MOVES: indices differ between columns.
+    SINGLE: as there.
+
     Tiles are [columns, rows]: where the compiler knows no stride, it lets consecutive threads access the first axis.
     """
     pid = tl.program_id(0)
@@ -212,6 +283,8 @@ def tiles_kernel(
         col_block = pid % col_blocks
     rest = pid // (col_blocks * row_blocks)
     col = (col_block * BLOCK_COLS + tl.arange(0, BLOCK_COLS))[:, None]
+    if SINGLE:
+        col = tl.multiple_of(col, [1, 1])
     row = (row_block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[None, :]
     live_row = row < rows
     live = (col < cols) & live_row
