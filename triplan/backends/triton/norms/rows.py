@@ -175,11 +175,9 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
 
     def stages(self) -> int:
         """How far backward programs fetch ahead. With 3, two groups of rows are in registers or on their way, with
-        fewer one. Where each element is fetched by itself, a program of few groups only executes the many instructions
-        of fetching ahead."""
-        if self.each <= (1 if self.rows.vectors else FEW_GROUPS) or self.divided():
-            return 1
-        return 3 if self.rows.vectors else 2
+        fewer one. A program of few groups only executes the instructions of fetching ahead, which are many where each
+        element is fetched by itself."""
+        return 1 if self.each <= FEW_GROUPS or self.divided() else 3 if self.rows.vectors else 2
 
     def main(self) -> list[Launch]:
         r, tile = self.rows, self.tile
