@@ -8,10 +8,10 @@ from triplan.backends.triton.common.offsets import values
 from triplan.backends.triton.indexing import atomics
 from triplan.backends.triton.indexing.costs import index_us, zero_us
 from triplan.backends.triton.indexing.geometry import geometry
-from triplan.backends.triton.indexing.points import addition
+from triplan.backends.triton.indexing.points import addition, joined
 from triplan.backends.triton.indexing.registration import ADDED, SUMS, entry
 from triplan.backends.triton.indexing.sums import first_launches
-from triplan.backends.triton.indexing.tiles import adds_vectors, shares_sectors
+from triplan.backends.triton.indexing.tiles import adds_vectors, plane, shares_sectors
 from triplan.backends.triton.indexing.traversals import elements_launch
 from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import Target
@@ -32,7 +32,8 @@ def rank(desc: IndexingDescriptor, target: Target) -> float:
     if shares_sectors(g):
         return sooner + max(atomics.shared_us(g, itemsize), swaps)
     slower = FITS_SLOWER if g.table.nbytes <= L2_SHARE else MISSES_SLOWER
-    return sooner + max(index_us(g) + slower * atomics.added_us(g, itemsize), swaps)
+    together = 1 if plane(g, point) is not None else joined(g, point)
+    return sooner + max(index_us(g) + slower * atomics.added_us(g, itemsize, together), swaps)
 
 
 @entry(

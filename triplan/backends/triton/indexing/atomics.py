@@ -67,9 +67,10 @@ def shared_us(g: Geometry, itemsize: int) -> float:
     return max(g.numel * (SHARED_US if itemsize <= 4 else SHARED_WIDE_US), missed / MISSED_SHARED_BYTES_PER_US)
 
 
-def added_us(g: Geometry, itemsize: int) -> float:
-    """Microseconds of atomic additions, each with an index of its own, or of which neighbours take turns."""
-    return max(scattered_us(g, itemsize), turns_us(g, itemsize))
+def added_us(g: Geometry, itemsize: int, joined: int = 1) -> float:
+    """Microseconds of atomic additions, each with an index of its own, or of which neighbours take turns, but those of
+    a thread, ``joined``, are one."""
+    return max(scattered_us(g, itemsize), turns_us(g, itemsize) / joined)
 
 
 def swaps_us(g: Geometry, point: Point) -> float:

@@ -113,3 +113,11 @@ def place_strides(g: Geometry, point: Point) -> PlaceStrides | None:
         return Int(int(axis == g.table.layout.unit_axis), True)
 
     return [along(a) for a in g.table_axes], tuple(along(a) for a in g.indexed)[::-1]
+
+
+def joined(g: Geometry, point: Point) -> int:
+    """The points that follow each other of a thread of ``elements_kernel``, which adds up those that meet.
+
+    One where there are fewer points than places: even sorted indices then seldom meet, and adjacent loads only cost.
+    """
+    return JOINED if point in JOINABLE and g.neighbours_meet and g.fold[1] >= g.slots else 1

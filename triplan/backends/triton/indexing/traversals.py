@@ -162,11 +162,9 @@ def elements_launch(
     run, place = places or (points.run_length(g, point), points.place_strides(g, point))
     args: dict[str, Arg] = {"dense": dense, "table": table, "run": run}
     constexprs = {"POINT": point.function, "PAIRS": point.pairs, "COMPUTE": TL[compute]}
-    # Threads have adjacent points only where ``point`` may need them: to access the table in vectors, or to join them.
-    constexprs["SINGLE"] = g.full and g.table.is_written
     if (tiles := plane(g, point)) is not None:
         return tiles_launch(desc, g, tiles, point, args, constexprs, place)
-    joined = points.JOINED if g.neighbours_meet and point in points.JOINABLE else 1
+    joined = points.joined(g, point)
     block = elements_block(g, point)
     programs = -(-g.numel // block)
     spread, each = _spread(g, point, block)
@@ -195,7 +193,8 @@ def elements_launch(
             "POINT_TYPE": tl.int64 if wide else tl.int32,
             "DENSE_FLAT": g.dense.layout.packed and g.dense.numel == g.numel,
             "INDEX_FLAT": g.index.layout.packed and None not in g.index_axes,
-            "SINGLE": g.table.is_written,
+            # Stores of adjacent points share their sectors, and additions only take turns there.
+            "SINGLE": g.table.is_written and point is not points.STORE,
             "JOINED": joined,
             "SPREAD": spread,
             "BLOCK": block,

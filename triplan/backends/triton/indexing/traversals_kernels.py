@@ -257,7 +257,6 @@ def tiles_kernel(
     WRAP: tl.constexpr,
     CLAMP: tl.constexpr,
     COMPUTE: tl.constexpr,
-    SINGLE: tl.constexpr,
     INDEX_MOVES: tl.constexpr,
     STRIPED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -267,7 +266,6 @@ def tiles_kernel(
 
     ``rows`` and ``cols`` are the extents of these dimensions, ``sizes`` those of the others. Strides of an operand are
     (those of the others, along rows, along columns), of which None is 1. INDEX_MOVES: indices differ between columns.
-    SINGLE: as there.
 
     Tiles are [columns, rows]: where the compiler knows no stride, it lets consecutive threads access the first axis.
     """
@@ -283,8 +281,6 @@ def tiles_kernel(
         col_block = pid % col_blocks
     rest = pid // (col_blocks * row_blocks)
     col = (col_block * BLOCK_COLS + tl.arange(0, BLOCK_COLS))[:, None]
-    if SINGLE:
-        col = tl.multiple_of(col, [1, 1])
     row = (row_block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[None, :]
     live_row = row < rows
     live = (col < cols) & live_row
