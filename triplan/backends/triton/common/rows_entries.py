@@ -329,8 +329,16 @@ class LoopedRows(Entry):
         """Blocks of one row that are loaded at a time."""
         return 1
 
+    def shiftable(self) -> bool:
+        """Whether programs may read longer rows than a tile's by vectors, from the one on that a row begins in."""
+        return False
+
+    def shifted(self) -> bool:
+        return self.shiftable() and self.tile.block < self.rows.n
+
     def constants(self) -> dict[str, Any]:
-        return {**super().constants(), "UNROLL": self.unroll(), "VECTOR": self.rows.vector(self.tile)}
+        vector = 16 // self.element.itemsize if self.shifted() else self.rows.vector(self.tile)
+        return {**super().constants(), "UNROLL": self.unroll(), "VECTOR": vector}
 
     def us(self, target: Target) -> float:
         first, second = self.traffic()

@@ -79,11 +79,8 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
         return Tile(1, 8192, 32) if self.backward else r.loop_tile(16)
 
     def shiftable(self) -> bool:
-        """Whether longer rows than a tile's are ``shifted``: not with a residual, its gradient or a second result."""
+        """(Not with a residual, its gradient or a second result.)"""
         return self.rows.begins_alike() and len(self.moved) == 2 + self.backward
-
-    def shifted(self) -> bool:
-        return self.shiftable() and self.tile.block < self.rows.n
 
     def us(self, target: Target) -> float:
         r, tile = self.rows, self.tile
@@ -131,8 +128,7 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
         return self.rows.unroll(self.tile, 4 if vectors else max(2 // len(self.read_first), 1))
 
     def constants(self) -> dict[str, Any]:
-        full = {"FULL": self.rows.n % (self.tile.block * self.unroll()) == 0}
-        return {**super().constants(), **full} | ({"VECTOR": 16 // self.element.itemsize} if self.shifted() else {})
+        return {**super().constants(), "FULL": self.rows.n % (self.tile.block * self.unroll()) == 0}
 
     def most_registers(self) -> int:
         spills = self.tile.rows == 1 and not self.backward and self.element is ElementKind.F64

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile
@@ -62,14 +61,13 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
             self.which, self.version = (kernels.softmax_shifted_kernel, kernels.softmax_backward_shifted_kernel), 3
             self.resident = 1 if self.tile.warps > 16 else 2
 
-    def shifted(self) -> bool:
-        """Whether programs read vectors from the one on that a row begins in."""
-        return self.rows.begins_alike() and self.tile.block < self.rows.n
+    def shiftable(self) -> bool:
+        return self.rows.begins_alike()
 
     def find_tile(self) -> Tile:
         if few := self.few_rows(FEW_BLOCK // self.rows.beside()):
             return few
-        if not self.backward and self.rows.begins_alike() and self.rows.n > ALONE_FROM:
+        if not self.backward and self.shiftable() and self.rows.n > ALONE_FROM:
             return Tile(1, 8192, 32)
         if not self.backward:
             return self.rows.loop_tile(held=16)
@@ -103,7 +101,3 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
             return self.rows.unroll(self.tile, 2 if self.rows.vectors else 1)
         two = self.shifted() and self.tile.warps == 16 and self.rows.n <= TWO_AHEAD
         return self.rows.unroll(self.tile, 2 if two else 4)
-
-    def constants(self) -> dict[str, Any]:
-        vector = {"VECTOR": 16 // self.element.itemsize} if self.shifted() else {}
-        return {**super().constants(), **vector}
