@@ -74,6 +74,7 @@ def pointwise(op: str) -> Iterator[tp.Descriptor]:
         (16, 7, bias),
         (48, 16, {}),
         (120, 56, bias),
+        (128, 128, bias),
         (256, 32, {}) if op == "conv2d" else (32, 256, {}),
     ):
         desc = cls(

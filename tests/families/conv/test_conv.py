@@ -280,17 +280,18 @@ def test_pixels_in_one_piece(sizes: tuple[int, int], element: str, each: int, mo
 
 
 def test_what_lies_in_one_piece_is_not_copied() -> None:
-    """Whole blocks that TMA can map, gaps between pixels, and many channels are left to other kernels."""
+    """Gaps between pixels and many channels are left to other kernels; of what TMA can map, what these do faster."""
     ordered = tp.Layout.strided(order=(0, 2, 3, 1), alignment=16)
     eights = tp.Layout.strided(order=(0, 2, 3, 1), alignment=16, stride_multiple=8)
     many = {"batch": 256, "height": 19, "width": 19, "kernel": (1, 1), "element": "f16"}
     desc = tp.Conv2dDescriptor(**many, in_channels=95, out_channels=108, layouts={"x": ordered, "out": ordered})
     for arch in (H200, tp.Target.preset("a100")):
         assert tp.plan(desc, target=arch).sku().kernel == "pointwise"
-    mapped = desc.replace(in_channels=16, out_channels=96, layouts={"x": eights, "out": eights})
-    assert tp.plan(mapped, target=H200).sku().kernel == "pointwise"
+    mapped = desc.replace(layouts={"x": eights, "out": eights})
+    for channels, features, chosen in ((16, 96, "pointwise"), (88, 88, "pointwise"), (192, 32, "wgmma")):
+        plan = tp.plan(mapped.replace(in_channels=channels, out_channels=features), target=H200)
+        assert plan.sku().kernel == chosen
     for other, reason in (
-        (mapped.replace(in_channels=64, out_channels=128), "TMA can map"),
         (desc.replace(layouts={"x": ordered, "out": LAST}), "without gaps"),
         (desc.replace(layouts={}), "without gaps"),
         (desc.replace(in_channels=129), "129 channels to sum; it takes 1 to 128"),
@@ -300,6 +301,24 @@ def test_what_lies_in_one_piece_is_not_copied() -> None:
     ):
         with pytest.raises(tp.Unsupported, match=reason):
             tp.plan(other, target=H200, kernel="pointwise")
+
+
+@pytest.mark.parametrize("vectors", [True, False])
+@pytest.mark.parametrize("sizes", [(16, 96), (88, 88), (64, 48), (112, 672), (256, 32)], ids=str)
+def test_programs_of_pixels_in_one_piece_are_whole_waves(sizes: tuple[int, int], vectors: bool) -> None:
+    """Programs have as few tiles as fill no more waves than are needed with the most tiles."""
+    layout = tp.Layout.strided(order=(0, 2, 3, 1), **({"alignment": 16, "stride_multiple": 8} if vectors else {}))
+    shape = {"height": 28, "width": 28, "kernel": (1, 1), "element": "f16", "layouts": {"x": layout, "out": layout}}
+    for batch in (1, 7, 128, 1000):
+        desc = tp.Conv2dDescriptor(batch=batch, in_channels=sizes[0], out_channels=sizes[1], **shape)
+        if not pointwise.supports(desc, H200):
+            continue
+        slots, each = pointwise._held(desc) * H200.sm_count, pointwise._each(desc, H200)
+        high, wide = pointwise._tiles(desc)
+        waves = -(-high * wide // (slots * pointwise.MOST_TILES))
+        assert each <= pointwise.MOST_TILES
+        assert pointwise._programs(desc, H200) <= waves * slots
+        assert each == 1 or -(-high // (each - 1)) * wide > waves * slots
 
 
 #: Depthwise problems of which a thread has several rows and columns, and a program several tiles: channels, height and

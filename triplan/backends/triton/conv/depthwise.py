@@ -309,7 +309,8 @@ def rank(desc: Conv2dProblem, target: Target) -> float:
     work = products / (_rate(desc) * min(target.sm_count, max(programs(desc), 1)))
     found = max(work, sum(o.nbytes for o in desc.operands()) / card.BYTES_PER_US)
     if not shared.of_weight(desc):
-        return card.LAUNCH_US + TAP_US * desc.taps + found
+        early = shared.begins_early(programs(desc), target)
+        return (card.OVERLAPPED_LAUNCH_US if early else card.LAUNCH_US) + TAP_US * desc.taps + found
     steps = sum(_steps(desc, _division(desc)))
     return shared.launches_us(2 if _parts(desc) > 1 else 1) + max(found + STEP_US, steps * STEP_US)
 
@@ -360,7 +361,8 @@ def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
     }
     constants |= {"REST_ROWS": rest[0], "REST_COLUMNS": rest[1], "LOWEST": lowest, "SPAN": highest - lowest + 1}
     constants |= {"LEFT": left, "COUNT": right - left + 1, "TRANSPOSED": back}
-    return [Launch(kernels.conv2d_depthwise_kernel, programs(desc), args, constants, num_warps=found.warps)]
+    early, which = shared.begins_early(programs(desc), target), kernels.conv2d_depthwise_kernel
+    return [Launch(which, programs(desc), args, constants, num_warps=found.warps, overlaps=early)]
 
 
 def _of_columns_together(desc: Conv2dProblem) -> dict[str, Arg]:

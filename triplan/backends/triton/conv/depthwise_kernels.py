@@ -170,6 +170,7 @@ def conv2d_depthwise_kernel(
     COUNT: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     ACC: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """out[pixel, channel] = bias[channel] + sum over taps of source[pixel at tap, channel] * weight[channel, tap].
 
@@ -184,6 +185,7 @@ def conv2d_depthwise_kernel(
     first_row`` if that is whole; LINES is a multiple of STRIDE_ROWS, so it is known when compiling which taps reach a
     row. A column of a group are then STRIDE_COLUMNS columns, one after the other, each with its own taps.
     """
+    begin(OVERLAPS)
     program = tl.program_id(0)
     of_channels = program % tiles_channels
     program = program // tiles_channels

@@ -1,9 +1,10 @@
-"""Kernel ``pointwise``: filters of one tap over few channels or any that TMA cannot map, last without gaps.
+"""Kernel ``pointwise``: filters of one tap over up to 128 channels (256 of few features), last without gaps.
 
 Such pixels are the rows of a matrix that lies in one piece. Where TMA cannot map them, ``converted_wgmma`` reads and
 writes them twice, for copies with whole vectors of channels; where it can, ``wgmma`` takes as long for a part of a
-block of channels as for all of it. Of few channels the products take less time than the memory: so tiles are read
-through pointers, element by element where rows begin anywhere, by programs that have few instructions for each.
+block of channels as for all of it. Of so few channels the products take less time than the memory: so tiles are read
+through pointers, element by element where rows begin anywhere, by programs that have few instructions for each, and
+that read their weights once for several tiles.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from triplan.backends.triton.common.strides import axis_strides, count, known_st
 from triplan.backends.triton.conv import shared, wgmma
 from triplan.backends.triton.conv.copies import VECTOR
 from triplan.backends.triton.conv.pointwise_kernels import conv2d_pointwise_kernel
-from triplan.backends.triton.conv.wgmma_tiles import CHANNELS, features_of, reduced
+from triplan.backends.triton.conv.wgmma_tiles import features_of, reduced
 from triplan.descriptors import Conv2dBackwardInputDescriptor, Conv2dDescriptor, Operand
 from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku import PrecisionGuarantee, Support, Target
@@ -26,15 +27,20 @@ from triplan.sku import PrecisionGuarantee, Support, Target
 #: Pixels of a tile, its features at most, and elements of both factors, which registers hold. Untuned.
 BLOCK_M, BLOCK_N, MOST_ELEMENTS = 64, 128, (64 + 128) * 128
 WARPS = 8
-#: Tiles of a program at most, if so many programs per multiprocessor remain. Untuned.
-MOST_TILES, BUSY = 8, 8
+#: Tiles of a program at most, of about as many as the others have. On an H200.
+MOST_TILES = 12
+#: Programs of a multiprocessor that read elements. Untuned.
+BUSY = 8
 #: Slots of vectors of pixels, the tiles that are read at one time: as many as leave memory for two programs. Untuned.
 STAGES, MOST_STAGED = 3, 128
-#: Microseconds of a multiprocessor for an element of a tile of BLOCK_M pixels, read (or a vector that is) or written,
-#: from times on an H200 that are not published; of a program that waits for what it reads, from drawn problems on an
-#: H200.
-ELEMENT_US, WAIT_US = 8.5e-5, 1.0
-#: How much of the bandwidth of memory these reads leave unused. Untuned.
+#: Bytes of a multiprocessor that are read ahead: its part of the bandwidth for the time of a read. On an H200.
+AHEAD_BYTES = 48 << 10
+#: Microseconds of a multiprocessor for a vector of a tile of BLOCK_M pixels, read or written, by least squares over 20
+#: problems on an H200, if pixels are read in vectors; and for an element, of those that are read as such.
+VECTOR_US, ELEMENT_US = 4e-4, 8.5e-5
+#: Microseconds of a program that waits for what it reads, from drawn problems on an H200.
+WAIT_US = 0.3
+#: How much of the bandwidth of memory reads of elements leave unused. Untuned.
 SLOWER = 1.3
 
 
@@ -68,10 +74,27 @@ def _stages(desc: Conv2dProblem) -> int:
     return STAGES if _deep(desc) <= MOST_STAGED else 2
 
 
+def _held(desc: Conv2dProblem) -> int:
+    """Programs of a multiprocessor at one time: those that read enough ahead, or that its registers hold."""
+    stages = _stages(desc)
+    if stages == 1:
+        return BUSY
+    # Accumulators, an eighth of the tile's features for each thread, and what stores and a bias need for them.
+    eighths = 4 if any(o.name == "bias" for o in desc.operands()) else 3
+    registers = -(-(30 + eighths * _wide(desc) // 8) // 8) * 8
+    ahead = (stages - 1) * BLOCK_M * _deep(desc) * desc.element.itemsize
+    return min(card.SM_REGISTERS // (32 * WARPS * registers), -(-AHEAD_BYTES // ahead))
+
+
 def _each(desc: Conv2dProblem, target: Target) -> int:
-    """Tiles of a program. No bits depend on it."""
+    """Tiles of a program: those of a few whole waves, so that all read weights once and end together.
+
+    No bits depend on it.
+    """
     high, wide = _tiles(desc)
-    return max(min(high * wide // (BUSY * target.sm_count), MOST_TILES), 1)
+    slots = _held(desc) * target.sm_count
+    waves = -(-high * wide // (slots * MOST_TILES))
+    return max(-(-high // max(slots * waves // wide, 1)), 1)
 
 
 def _programs(desc: Conv2dProblem, target: Target) -> int:
@@ -84,8 +107,6 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
         return Support.no(
             "it takes one group, kernels of one tap, strides of 1, no padding, channels last without gaps"
         )
-    if not any(o in wgmma.unmapped(desc) or o.shape[1] < CHANNELS for o in _images(desc)):
-        return Support.no(f"TMA can map what is read and what is written, which has {CHANNELS} channels or more")
     most = MOST_ELEMENTS // (BLOCK_M + _wide(desc))
     if reduced(desc) == 0 or _deep(desc) > most:
         return Support.no(
@@ -97,14 +118,16 @@ def supports(desc: Conv2dProblem, target: Target) -> Support:
 
 
 def rank(desc: Conv2dProblem, target: Target) -> float:
-    """Estimated microseconds: the memory, or instructions for each element of the tiles."""
+    """Estimated microseconds: the memory, or instructions for each vector or element of the tiles."""
     high, wide = _tiles(desc)
-    source, _ = _images(desc)
-    at_once = VECTOR if shared.in_vectors(source) else 1
-    elements = BLOCK_M * (_deep(desc) // at_once + _wide(desc))
-    busy = high * wide / target.sm_count * elements * ELEMENT_US
     moved = sum(o.nbytes for o in desc.operands()) / card.BYTES_PER_US
-    return card.OVERLAPPED_LAUNCH_US + WAIT_US + max(moved * SLOWER, busy)
+    if shared.in_vectors(_images(desc)[0]):
+        element_us = VECTOR_US / VECTOR
+    else:
+        element_us, moved = ELEMENT_US, moved * SLOWER
+    busy = high * wide / target.sm_count * BLOCK_M * (_deep(desc) + _wide(desc)) * element_us
+    early = shared.begins_early(_programs(desc, target), target)
+    return (card.OVERLAPPED_LAUNCH_US if early else card.LAUNCH_US) + WAIT_US + max(moved, busy)
 
 
 def guarantee(desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:

@@ -42,9 +42,9 @@ SCATTERED = {2: 8.0, 4: 4.0, 8: 1.0}
 #: As SCATTERED, of the gradient of weight: its pixels, which are summed, are adjacent instead, and elements of 4 bytes
 #: are copied while tiles are multiplied. From drawn problems on an H200, of 2 and 4 bytes.
 SCATTERED_SUMS = {2: 4.0, 4: 1.0, 8: 1.0}
-#: TFLOP/s of FMAs, by whether weights are adjacent along the features; along what is summed, few threads find them in
-#: different banks. From drawn problems on an H200.
-FMA_TERAFLOPS = {False: 13.0, True: 33.0}
+#: How much of that rate FMAs reach by whether weights are adjacent along the features; along what is summed, few
+#: threads find them in different banks. From drawn problems on an H200.
+FMA_RATE = {False: 0.4, True: 1.0}
 #: Microseconds of one multiprocessor for an element of a step of pairs of a tap and a channel, by its bytes. From drawn
 #: problems on an H200, of f16, tf32 and f64.
 FLAT_US = {2: 4e-4, 4: 7e-4, 8: 4e-4}
@@ -83,7 +83,7 @@ WAIT_US, LOAD_US, PRODUCT_US, RESIDENT = 0.3, 0.047, 0.008, 1.7
 #: Such programs of the gradient of weight, by the bytes of an element: of 2 if a factor is read in vectors at least, so
 #: that a program holds fewer registers; those of 8 have steps of half as many pixels. From drawn problems on an H200.
 RESIDENT_SUMS = {2: 2.3, 4: RESIDENT, 8: 2.9}
-#: As PRODUCT_US, of FMAs by whether weights are adjacent along the features, for the reason of FMA_TERAFLOPS. From
+#: As PRODUCT_US, of FMAs by whether weights are adjacent along the features, for the reason of FMA_RATE. From
 #: drawn problems on an H200.
 FMA_US = {False: 0.013, True: 0.002}
 #: How much of the time of such loads, and of such products, programs take of which few run.
@@ -112,7 +112,7 @@ def estimated_us(tiling: Tiling, desc: Conv2dProblem, target: Target) -> float:
     rate = TERAFLOPS[desc.multiplicands].get(target.arch, 1.0)
     if by_fma(desc):
         # Narrow tiles have few sums a thread.
-        rate = min(rate, FMA_TERAFLOPS[along_features(desc)] * min(tile.n / 64, 1.0))
+        rate *= FMA_RATE[along_features(desc)] * min(tile.n / 64, 1.0)
     elif target.arch is ArchSku.SM90A and desc.multiplicands is not MathPrecision.F64:
         # wgmma takes 64 rows; fewer are multiplied as on older cards
         rate *= min(tile.m, 64) / 64

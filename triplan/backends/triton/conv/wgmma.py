@@ -18,6 +18,7 @@ from triplan.backends.triton.conv.wgmma_kernels import conv2d_wgmma_kernel
 from triplan.backends.triton.conv.wgmma_rows_kernels import conv2d_rows_wgmma_kernel
 from triplan.backends.triton.conv.wgmma_tiles import (
     CHANNELS,
+    LATER_US,
     RESULT_US,
     Part,
     Tile,
@@ -193,7 +194,9 @@ def rank(desc: Conv2dProblem, target: Target) -> float:
         busy = _weight_us(desc)
     else:
         _, parts = parts_of(desc, tile_of(desc), target.sm_count)
-        busy = desc.groups * launches * parts_us(desc, parts, target.sm_count, moved <= card.L2_BYTES)
+        whole = desc.element.itemsize == 2 and features_of(desc) % CHANNELS == 0
+        later_us = LATER_US if whole else RESULT_US
+        busy = desc.groups * launches * parts_us(desc, parts, target.sm_count, moved <= card.L2_BYTES, later_us)
     launches *= desc.groups
     return shared.launches_us(launches) + max(busy, moved / card.BYTES_PER_US)
 

@@ -21,6 +21,9 @@ NARROW, MOST_NARROW = 32, 160
 #: a tile, of 2 bytes, beside its products. (Boxes of the result, which no other reads at the same time, come as fast as
 #: if it were alone.) Fitted by hand on an H200 and an H100.
 STEP_US, RESULT_US = 0.074, 0.45
+#: As RESULT_US, of all tiles of a multiprocessor but the last: whole blocks are written while the next tile is read. By
+#: least squares over ResNet-50's convolutions on an H200, whose tiles were chosen with RESULT_US.
+LATER_US = 0.25
 #: As RESULT_US, of tiles whose taps share rows, of 2 bytes: their results are stored during the next products. From 32
 #: to 128 channels on an H200.
 HELD_US = 0.39
@@ -156,14 +159,23 @@ def parts_of(desc: Conv2dProblem, tile: Tile, multiprocessors: int) -> tuple[flo
     return min(((parts_us(desc, parts, multiprocessors), parts) for parts in found), key=lambda f: f[0])
 
 
-def parts_us(desc: Conv2dProblem, parts: tuple[Part, ...], multiprocessors: int, cached: bool = False) -> float:
+def parts_us(
+    desc: Conv2dProblem,
+    parts: tuple[Part, ...],
+    multiprocessors: int,
+    cached: bool = False,
+    later_us: float = RESULT_US,
+) -> float:
     """Of the launches of all ``parts``, beside that of the first."""
-    busy = sum(waves_us(desc, part, multiprocessors, cached) for part in parts)
+    busy = sum(waves_us(desc, part, multiprocessors, cached, later_us) for part in parts)
     return busy + (len(parts) - 1) * TAIL_US
 
 
-def waves_us(desc: Conv2dProblem, part: Part, multiprocessors: int, cached: bool) -> float:
-    """Of one launch; on average, as every tap is of one launch. ``cached``: boxes are read from the L2 cache."""
+def waves_us(desc: Conv2dProblem, part: Part, multiprocessors: int, cached: bool, later_us: float) -> float:
+    """Of one launch; on average, as every tap is of one launch.
+
+    ``cached``: boxes are read from the L2 cache. ``later_us``: RESULT_US of tiles that others follow.
+    """
     tile = part.tile
     whole, rest = divmod(reduced(desc), depth_of(desc))
     pixels = tile.rows * (tile.pixels + tile.reach * tile.box[2])
@@ -179,8 +191,9 @@ def waves_us(desc: Conv2dProblem, part: Part, multiprocessors: int, cached: bool
         busy = min(tiles_in(desc, part) / multiprocessors, 1.0) if cached else 0.0
         steps += each * max(tile.step_us, read * ending, busy * rows / card.TMA_ROWS_PER_US)
     held = tile.taps > 1 and desc.element.itemsize == 2
-    results = (HELD_US if held else RESULT_US) * desc.element.itemsize / 2 * tile.blocks
-    return -(-tiles_in(desc, part) // multiprocessors) * (steps + results)
+    last_us, later_us = (HELD_US, HELD_US) if held else (RESULT_US, later_us)
+    waves, blocks = -(-tiles_in(desc, part) // multiprocessors), desc.element.itemsize / 2 * tile.blocks
+    return waves * steps + ((waves - 1) * later_us + last_us) * blocks
 
 
 def lattice_of(desc: Conv2dProblem) -> tuple[int, int, int]:
