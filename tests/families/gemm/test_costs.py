@@ -83,6 +83,8 @@ def test_copies_of_factors_of_long_sums_are_worth_their_time() -> None:
     }
     desc = tp.BatchedGemmDescriptor(batch=64, m=748, n=65, k=5376, element="f16", epilogue="gelu", layouts=layouts)
     assert tp.plan(desc, target=H200).candidates[0].kernel == "realigned"
+    few = tp.GemmDescriptor(m=128, n=4095, k=2614, element="f16", epilogue="bias")
+    assert tp.plan(few, target=H200).candidates[0].kernel == "split_k"
 
 
 def test_the_error_function_of_gelu_counts_where_k_is_short() -> None:
