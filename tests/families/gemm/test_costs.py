@@ -94,6 +94,16 @@ def test_the_error_function_of_gelu_counts_where_k_is_short() -> None:
     assert tp.plan(short.replace(m=1023, k=1098), target=H200).candidates[0].kernel == "realigned"
 
 
+def test_a_sum_of_one_step_fills_no_pipeline() -> None:
+    one = tp.GemmDescriptor(m=373, n=2048, k=23, element="bf16", epilogue="relu")
+    assert tp.plan(one, target=H200).candidates[0].kernel == "tiles"
+
+
+def test_pieces_of_fma_are_read_beside_c0_and_c() -> None:
+    thin = tp.BatchedGemmDescriptor(batch=31, m=4096, n=32, k=19, element="f32", reads_c0=True)
+    assert tp.plan(thin, target=H200).candidates[0].kernel == "tiles"
+
+
 def test_several_waves_of_tiles_are_dealt_to_programs_that_stay() -> None:
     """Programs of one tile each begin every wave with an empty ring."""
     waves = tp.GemmDescriptor(m=601, n=8192, k=2048, element="f16")

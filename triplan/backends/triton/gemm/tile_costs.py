@@ -35,6 +35,9 @@ from triplan.sku.facts import fact
 
 #: Microseconds of a kernel outside its steps along k.
 FIXED_US = 2.9
+#: The same where all of k is one step: there is no pipeline to fill. From 186 products of up to 12 us, in
+#: ``bench/results/anywhere-gemm-*``.
+ONE_STEP_US = 2.0
 #: Bytes per microsecond that the operands stream at where nothing else limits the kernel.
 STREAM_BYTES_PER_US = 4.55e6
 #: The same of a C without unit stride: threads that write together lie in rows of C. From 4e6 to 1.3e9 elements on H100
@@ -255,7 +258,7 @@ def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: i
         between += waves * tile.m * tile.n * LATE_WORDS_US / 1000
     if resident == in_flight == 1:  # nothing is computed while a step is waited for
         compute, waiting = combined(compute, waiting, power=LONE_LIMITS_POWER), 0.0
-    return FIXED_US + between + combined(compute, waiting, memory, power=LIMITS_POWER)
+    return (FIXED_US if steps > 1 else ONE_STEP_US) + between + combined(compute, waiting, memory, power=LIMITS_POWER)
 
 
 @fact
