@@ -104,12 +104,22 @@ SUMS = [((1, 300), 1), ((8, 700), 1), ((256, 1), 1), ((500, 3), 1), ((600, 3), 2
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("element", ELEMENTS)
 @pytest.mark.parametrize(("extents", "launches"), SUMS, ids=str)
-def test_sums_of_columns_interpreted(extents: tuple[int, int], launches: int, element: str) -> None:
+@pytest.mark.parametrize("strided", [False, True])
+def test_sums_of_columns_interpreted(strided: bool, extents: tuple[int, int], launches: int, element: str) -> None:
     m, n = extents
-    desc = tp.GemmBackwardDescriptor(m=m, n=n, k=1, element=element, wants_da=False, wants_db=False, wants_dbias=True)
+    layouts = {"dc": tp.Layout.strided()} if strided else {}
+    desc = backward(m, n, 1, element, (0, 0, 1), layouts=layouts)
     plan = required(desc, "separate", INTERPRETER)
     assert [x.kernel.__name__ for x in plan.launches] == ["column_sums_kernel"] * launches
     assert check(plan, 0)
+
+
+def test_sums_of_columns_without_unit_stride_load_few_rows_at_a_time() -> None:
+    """The lanes of a warp lie along the first axis of a block: 64 rows were 32 sectors for each load."""
+    desc = backward(12288, 4288, 1, "f16", (0, 0, 1), layouts={"dc": tp.Layout.strided()})
+    first = required(desc, "separate", H200).launches[0].constexprs
+    packed = required(desc.replace(layouts={}), "separate", H200).launches[0].constexprs
+    assert (first["ROWS"], first["GROUPS"], packed["ROWS"], packed["GROUPS"]) == (4, 16, 64, 1)
 
 
 @compiles

@@ -83,6 +83,8 @@ def test_copies_of_factors_of_long_sums_are_worth_their_time() -> None:
     }
     desc = tp.BatchedGemmDescriptor(batch=64, m=748, n=65, k=5376, element="f16", epilogue="gelu", layouts=layouts)
     assert tp.plan(desc, target=H200).candidates[0].kernel == "realigned"
+    few = tp.GemmDescriptor(m=128, n=4095, k=2614, element="f16", epilogue="bias")
+    assert tp.plan(few, target=H200).candidates[0].kernel == "split_k"
 
 
 def test_the_error_function_of_gelu_counts_where_k_is_short() -> None:
@@ -90,6 +92,16 @@ def test_the_error_function_of_gelu_counts_where_k_is_short() -> None:
     short = tp.BatchedGemmDescriptor(batch=129, m=51, n=768, k=38, element="f16", epilogue="bias_gelu")
     assert tp.plan(short, target=H200).candidates[0].kernel == "tiles"
     assert tp.plan(short.replace(m=1023, k=1098), target=H200).candidates[0].kernel == "realigned"
+
+
+def test_a_sum_of_one_step_fills_no_pipeline() -> None:
+    one = tp.GemmDescriptor(m=373, n=2048, k=23, element="bf16", epilogue="relu")
+    assert tp.plan(one, target=H200).candidates[0].kernel == "tiles"
+
+
+def test_pieces_of_fma_are_read_beside_c0_and_c() -> None:
+    thin = tp.BatchedGemmDescriptor(batch=31, m=4096, n=32, k=19, element="f32", reads_c0=True)
+    assert tp.plan(thin, target=H200).candidates[0].kernel == "tiles"
 
 
 def test_several_waves_of_tiles_are_dealt_to_programs_that_stay() -> None:

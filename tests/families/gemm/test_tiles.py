@@ -78,6 +78,12 @@ def test_strided_f64_has_a_tile_of_which_three_programs_fit() -> None:
     assert invariant_tile(desc, H200) == shapes.Tile(32, 32, 16, 2, 3)
 
 
+def test_few_programs_of_f64_are_dealt_evenly() -> None:
+    """320 tiles of 64 rows are three on the fullest of 132 multiprocessors, 640 of 32 rows are five."""
+    desc = tp.GemmDescriptor(m=20480, n=17, k=2560, element="f64")
+    assert cheapest_tile(desc, H200) == shapes.Tile(32, 32, 16, 2, 3)
+
+
 def test_few_columns_have_narrow_tiles_of_tf32x3() -> None:
     few = tp.GemmDescriptor(m=4263, n=19, k=170, element="f32", math="tf32x3", epilogue="bias")
     for n, found in ((16, 2), (19, 1), (33, 0)):

@@ -20,6 +20,9 @@ BLOCK_ELEMENTS, BLOCK_ELEMENTS_ELEMENTWISE = 8192, 2048
 BLOCK_ROWS, MOST_BLOCK_ROWS = 64, 256
 #: Most columns of a block: of few rows, wider ones would leave multiprocessors idle.
 MOST_BLOCK_COLUMNS = 256
+#: Rows of dc without unit stride that a warp loads of at a time: 4 by 8 elements lie in few sectors, whichever axis has
+#: the smaller stride.
+ROWS_TOGETHER = 4
 #: Blocks of rows up to which one program sums them all: a second launch takes longer. Untuned.
 BLOCKS_OF_ONE = 2
 #: Programs that the first launch aims at: four per multiprocessor of an H200. One number for all targets, because the
@@ -105,6 +108,7 @@ def _launch(
 ) -> Launch:
     height, columns = _block(desc, rows)
     blocks = -(-desc.n // columns)
+    together = height if 1 in (constexprs.get("xm"), constexprs.get("xn")) else min(height, ROWS_TOGETHER)
     return Launch(
         kernels.column_sums_kernel,
         chunks * blocks,
@@ -115,7 +119,13 @@ def _launch(
             "blocks": Int(blocks),
             **args,
         },
-        {**constexprs, "ROWS": height, "BLOCK": columns, "ACC": TL[desc.element.compute]},
+        {
+            **constexprs,
+            "ROWS": together,
+            "BLOCK": columns,
+            "GROUPS": height // together,
+            "ACC": TL[desc.element.compute],
+        },
         overlaps=True,
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 from triplan.backends.runtime.launch import Arg, Copy, Int, Launch, Scratch
-from triplan.backends.triton.common.card import COPIED_BYTES_PER_US, OVERLAPPED_LAUNCH_US
+from triplan.backends.triton.common.card import BYTES_PER_US, COPIED_BYTES_PER_US, OVERLAPPED_LAUNCH_US
 from triplan.backends.triton.common.copied import on_copies
 from triplan.backends.triton.common.copied_kernels import matrix_copy_kernel
 from triplan.backends.triton.common.offsets import bits, divisor, padded_bytes
@@ -23,9 +23,6 @@ D = TypeVar("D", bound=MultiplyingDescriptor)
 ROWS, COLUMNS = 32, 128
 #: The same where ``turned``.
 TURNED_ROWS, TURNED_COLUMNS = 64, 64
-#: Bytes per microsecond that a copy of a factor of 16 bits reads and writes, unless ``turned``. The median of products
-#: whose copies take much of the time: factors of 20 MB to 3 GB on H100 and H200, in ``bench/results/anywhere-gemm-*``.
-ALONG_BYTES_PER_US = 3.3e6
 #: Bytes per microsecond of a C that is copied out of the workspace: where its rows begin anywhere they are written one
 #: element at a time; of a column-major one; and of one without unit stride. From 0.8 to 2.6 GB of 16-bit elements on
 #: H100 and H200.
@@ -95,7 +92,7 @@ class MatrixCopy(NamedTuple):
     def cost_us(self) -> float:
         """Estimated microseconds."""
         along = self.operand.element.itemsize == 2 and not self.turned
-        rate = ALONG_BYTES_PER_US if along else COPIED_BYTES_PER_US
+        rate = BYTES_PER_US if along else COPIED_BYTES_PER_US
         if self.operand.is_written:
             stray = unit_axis(self.operand) is None
             rate = HELD_OUT_BYTES_PER_US if self.operand.nbytes <= HELD_BYTES else OUT_BYTES_PER_US

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_two_in
 from triplan.backends.table import Configuration, kernel
-from triplan.backends.triton.common.card import MAX_THREAD_REGISTERS, SMS
+from triplan.backends.triton.common.card import BYTES_PER_US, MAX_THREAD_REGISTERS, SMS
 from triplan.backends.triton.gemm import copies
 from triplan.backends.triton.gemm.arguments import epilogue_arguments, extent, pointer, product_arguments
 from triplan.backends.triton.gemm.copies import MatrixCopy
@@ -303,7 +303,9 @@ def fma_us(desc: MatrixProductDescriptor, split: Split, target: Target, copied: 
     computed = waves * resident * 2e-6 * tile.m * tile.n * split.depth(desc.k) * rate * slower
     found = FIXED_US + computed + max(waves - 1, 0) * BETWEEN_US + sum(copy.cost_us for copy in p.copies)
     if _is_summed(p, split):
-        found += sum_us(desc, pieces, target)
+        # Nothing is multiplied while the second launch reads C0 and writes C.
+        results = desc.operand("c").nbytes * (1 + desc.reads_c0 + desc.saves_pre)
+        found += sum_us(desc, pieces, target) + results / BYTES_PER_US
         vector = vector_elements(desc.sums.itemsize)
         if _leading(p, split) % vector or (desc.n % vector and unit_axis(desc.operand("c")) is None):
             found += _partial_bytes(p, split) / SINGLE_BYTES_PER_US
@@ -397,7 +399,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="fma",
-        version=11,
+        version=12,
         elements=("f32",),
         archs=(ArchSku.SM90A,),
         features=("gluon",),

@@ -78,7 +78,7 @@ def workspace(desc: MatrixProductDescriptor, target: Target) -> int:
     partial(
         kernel,
         name="repacked",
-        version=5,
+        version=6,
         elements=("f32",),
         supports=supports,
         rank=rank,

@@ -35,6 +35,9 @@ from triplan.sku.facts import fact
 
 #: Microseconds of a kernel outside its steps along k.
 FIXED_US = 2.9
+#: The same where all of k is one step: there is no pipeline to fill. From 186 products of up to 12 us, in
+#: ``bench/results/anywhere-gemm-*``.
+ONE_STEP_US = 2.0
 #: Bytes per microsecond that the operands stream at where nothing else limits the kernel.
 STREAM_BYTES_PER_US = 4.55e6
 #: The same of a C without unit stride: threads that write together lie in rows of C. From 4e6 to 1.3e9 elements on H100
@@ -54,12 +57,10 @@ LATENCY_US = 0.71
 LATENCY_64K_US = 0.43
 #: Bytes per microsecond that reach one multiprocessor through pointers while all load, by whether B is row-major.
 FEED_BYTES_PER_US = {True: 2.36e5, False: 5.78e5}
-#: The same of f64, which mma.sync reads from shared memory often. Set by hand, as the rates of its tiles.
-FEED_F64_BYTES_PER_US = 1.5e5
 #: Microseconds of loading 1000 elements one by one into one multiprocessor: addresses, masks, shared memory. Set by
 #: hand from odd extents of about 2000 on an H200, which no sweep has.
 ELEMENTWISE_US = 0.07
-#: The same by 8 warps, of 2 bytes. From drawn products of odd extents, k of 63 to 16384, on an H100.
+#: The same by 8 warps, of 2 bytes, and of f64. From drawn products of odd extents, k of 63 to 16384, on an H100.
 ELEMENTWISE_WIDE_US = 0.037
 #: The same of f32 for FMAs where k is the unit-stride axis: each row of a block is short. From a product of 432 rows on
 #: an H100.
@@ -89,7 +90,7 @@ MFLOP_US = {
     MathPrecision.TF32: {ArchSku.SM90A: MFlop(0.38, 0.38), ArchSku.SM80: MFlop(0.49, 0.95)},
     MathPrecision.TF32X3: {ArchSku.SM90A: MFlop(2.3, 2.7), ArchSku.SM80: MFlop(1.5, 2.8)},
     MathPrecision.F32: {ArchSku.SM90A: MFlop(2.9, 9.0), ArchSku.SM80: MFlop(3.4, 9.0)},
-    MathPrecision.F64: {ArchSku.SM90A: MFlop(1.6, 1.6), ArchSku.SM80: MFlop(3.9, 7.6)},
+    MathPrecision.F64: {ArchSku.SM90A: MFlop(1.9, 1.9), ArchSku.SM80: MFlop(3.9, 7.6)},
 }
 #: Factor on tf32 that is multiplied by mma.sync on sm90a, in place of wgmma.
 TF32_WITHOUT_WGMMA = 1.6
@@ -181,12 +182,12 @@ def _fed_us(o: Operand, tile: Tile, extent: int, b_rows: bool, transposed: bool,
     if transposed:
         return elements * TRANSPOSED_US[is_elementwise(o)] / 1000
     if not is_elementwise(o):
-        f64 = o.element is ElementKind.F64
         # The warps of 16 rows lie side by side: each reads all of A from shared memory, after it was written there.
         # Sweeps have such tiles with a column-major B alone, and the rate of these includes it.
         passes = 1 + (tile.warps if o.name == "a" else 1) if b_rows and tile.m == 16 and o.element.itemsize == 2 else 1
-        return elements * passes * o.element.itemsize / (FEED_F64_BYTES_PER_US if f64 else FEED_BYTES_PER_US[b_rows])
-    each = ELEMENTWISE_WIDE_US if o.element.itemsize == 2 and tile.warps == 8 else ELEMENTWISE_US
+        return elements * passes * o.element.itemsize / FEED_BYTES_PER_US[b_rows]
+    wide = o.element is ElementKind.F64 or (o.element.itemsize == 2 and tile.warps == 8)
+    each = ELEMENTWISE_WIDE_US if wide else ELEMENTWISE_US
     short = fmas and not is_turned(o)
     return elements * (ELEMENTWISE_SHORT_US if short else each) / 1000 / elements_per_load(o)
 
@@ -208,8 +209,10 @@ def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: i
     programs = programs_of(desc, tile) * pieces
     steps = max(-(-desc.k // (tile.k * pieces)), 1)
     resident = resident_programs(desc, tile, target)
-    # Several resident programs overlap, so that half a wave costs half; a single one does not.
-    waves = -(-programs // sms) if resident == 1 else max(programs / sms, 1.0)
+    # Several resident programs overlap, so that half a wave costs half; a single one does not. Those of f64 share what
+    # multiplies: side by side they take as long as one after the other, and the fullest multiprocessor ends last.
+    whole = resident == 1 or desc.multiplicands is MathPrecision.F64
+    waves = -(-programs // sms) if whole else max(programs / sms, 1.0)
 
     rates = MFLOP_US[desc.multiplicands]
     rate = rates.get(target.arch, rates[ArchSku.SM90A])
@@ -255,7 +258,7 @@ def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: i
         between += waves * tile.m * tile.n * LATE_WORDS_US / 1000
     if resident == in_flight == 1:  # nothing is computed while a step is waited for
         compute, waiting = combined(compute, waiting, power=LONE_LIMITS_POWER), 0.0
-    return FIXED_US + between + combined(compute, waiting, memory, power=LIMITS_POWER)
+    return (FIXED_US if steps > 1 else ONE_STEP_US) + between + combined(compute, waiting, memory, power=LIMITS_POWER)
 
 
 @fact

@@ -57,7 +57,7 @@ def numerics(desc: GemmBackwardDescriptor) -> str:
 @kernel(
     op=BACKWARD,
     name="tiles_invariant",
-    version=2,
+    version=3,
     elements=ELEMENTS,
     supports=supports,
     rank=rank,
