@@ -24,6 +24,7 @@ from cases.gemm import (
 import triplan as tp
 from triplan.backends.runtime.compile import sass
 from triplan.backends.triton.gemm import separate, separate_wgmma, wgmma_backward
+from triplan.backends.triton.gemm.column_sums import PROGRAMS
 from triplan.backends.triton.gemm.copies import MatrixCopy
 from triplan.backends.triton.gemm.guarantees import backward_guarantee
 from triplan.backends.triton.gemm.matrices import unit_axis
@@ -119,7 +120,14 @@ def test_sums_of_columns_without_unit_stride_load_few_rows_at_a_time() -> None:
     desc = backward(12288, 4288, 1, "f16", (0, 0, 1), layouts={"dc": tp.Layout.strided()})
     first = required(desc, "separate", H200).launches[0].constexprs
     packed = required(desc.replace(layouts={}), "separate", H200).launches[0].constexprs
-    assert (first["ROWS"], first["GROUPS"], packed["ROWS"], packed["GROUPS"]) == (4, 16, 64, 1)
+    assert (first["ROWS"], first["GROUPS"], packed["ROWS"], packed["GROUPS"]) == (8, 8, 64, 1)
+
+
+@pytest.mark.parametrize("n", [1, 768, 4099, 4288, 11008, 80000])
+def test_sums_of_columns_have_one_wave_of_programs(n: int) -> None:
+    """34 blocks of columns by 16 chunks were 544 programs, and 528 are resident at a time."""
+    launch = required(backward(12288, n, 1, "f16", (0, 0, 1)), "separate", H200).launches[0]
+    assert launch.grid <= max(PROGRAMS, -(-n // launch.constexprs["BLOCK"]))
 
 
 @compiles

@@ -20,13 +20,13 @@ BLOCK_ELEMENTS, BLOCK_ELEMENTS_ELEMENTWISE = 8192, 2048
 BLOCK_ROWS, MOST_BLOCK_ROWS = 64, 256
 #: Most columns of a block: of few rows, wider ones would leave multiprocessors idle.
 MOST_BLOCK_COLUMNS = 256
-#: Rows of dc without unit stride that a warp loads of at a time: 4 by 8 elements lie in few sectors, whichever axis has
-#: the smaller stride.
-ROWS_TOGETHER = 4
+#: Rows of dc without unit stride that a warp loads of at a time: the best on an H200 of 1, 2, 4, 8 and all, for slices
+#: of rows, of columns and of both, by a run that is not published.
+ROWS_TOGETHER = 8
 #: Blocks of rows up to which one program sums them all: a second launch takes longer. Untuned.
 BLOCKS_OF_ONE = 2
-#: Programs that the first launch aims at: four per multiprocessor of an H200. One number for all targets, because the
-#: number of chunks enters the tolerance.
+#: Programs of the first launch, at most, if it has several chunks: four per multiprocessor of an H200, as many as
+#: registers have room for. One number for all targets, because the number of chunks enters the tolerance.
 PROGRAMS = 528
 #: Microseconds that the sums wait for products of several rounds. Untuned.
 GAPS_US = 2.0
@@ -46,7 +46,7 @@ def _chunks(desc: GemmBackwardDescriptor) -> tuple[int, int]:
     """The number of chunks that dc's rows are cut into, and the rows of each: a multiple of its block's."""
     rows, columns = _block(desc, desc.m)
     blocks = max(-(-desc.n // columns), 1)
-    chunks = max(min(-(-desc.m // rows), -(-PROGRAMS // blocks)), 1) if desc.m > BLOCKS_OF_ONE * rows else 1
+    chunks = max(min(-(-desc.m // rows), PROGRAMS // blocks), 1) if desc.m > BLOCKS_OF_ONE * rows else 1
     each = -(-desc.m // (chunks * rows)) * rows
     return max(-(-desc.m // max(each, 1)), 1), each
 

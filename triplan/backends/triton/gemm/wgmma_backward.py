@@ -378,7 +378,7 @@ def configurations(desc: GemmBackwardDescriptor, target: Target) -> Mapping[str,
 @hopper_kernel(
     op=BACKWARD,
     name="wgmma",
-    version=2,
+    version=3,
     supports=supports,
     rank=rank,
     workspace=workspace,
