@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import triplan as tp
+from triplan.backends.triton.common.card import BYTES_PER_US
 from triplan.backends.triton.gemm import wgmma_backward, wgmma_column_sums_kernels, wgmma_deal_kernels as kernels
 from triplan.backends.triton.gemm.products import gradient_products
 from triplan.backends.triton.gemm.rings import tile_us, tiles_in
@@ -77,6 +78,15 @@ def test_many_rows_are_dealt_unevenly() -> None:
     assert few >= 0
     assert busiest < 0.8 * plain
     assert tp.plan(desc, target=H200).sku().kernel == "wgmma"
+
+
+def test_short_tiles_take_what_writing_them_takes() -> None:
+    """Of n = 128, da has tiles of two steps: programs with a tile of db take fewer of them than its FLOPs would say."""
+    desc = tp.GemmBackwardDescriptor(m=16384, n=128, k=4304, element="f16")
+    ring = wgmma_backward.cheapest_ring(desc, H200)
+    assert wgmma_backward.parts_of(desc, ring, H200) == 2
+    assert wgmma_backward.dealt(desc, ring, H200, 2).few > 10
+    assert wgmma_backward.rank(desc, H200) > sum(o.nbytes for o in desc.operands()) / BYTES_PER_US
 
 
 @pytest.mark.gpu

@@ -38,25 +38,44 @@ def test_pieces_hold_all_of_k_once_and_none_is_empty(pieces: int, k: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "layouts", "block"),
+    ("m", "n", "layouts", "pieces", "block"),
     [
-        (4096, 7, {}, (64, 8)),
-        (4096, 31, {}, (16, 32)),
-        (4096, 33, {}, (8, 64)),
-        (4096, 4096, {}, (4, 128)),
-        (4096, 4096, {"c": COLUMN}, (64, 8)),
-        (31, 4096, {"c": COLUMN}, (32, 16)),
-        (2, 4096, {"c": COLUMN}, (4, 128)),
+        (4096, 7, {}, 2, (64, 8)),
+        (4096, 31, {}, 2, (16, 32)),
+        (4096, 33, {}, 2, (8, 64)),
+        (4096, 4096, {}, 16, (4, 128)),
+        (4096, 4096, {"c": COLUMN}, 2, (64, 8)),
+        (31, 4096, {"c": COLUMN}, 2, (32, 16)),
+        (2, 4096, {"c": COLUMN}, 2, (4, 128)),
+        (4096, 4096, {}, 17, (2, 128)),
+        (4096, 7, {}, 64, (16, 8)),
+        (4096, 4096, {}, 1000, (1, 32)),
+        (2, 4096, {"c": COLUMN}, 256, (2, 16)),
+        (31, 4096, {"c": COLUMN}, 256, (4, 8)),
     ],
     ids=str,
 )
 def test_pieces_are_added_in_blocks_that_suit_c(
-    m: int, n: int, layouts: dict[str, Any], block: tuple[int, int]
+    m: int, n: int, layouts: dict[str, Any], pieces: int, block: tuple[int, int]
 ) -> None:
-    """Columns that do not exist would leave threads idle; a column-major C is written by long columns."""
+    """Columns that do not exist would leave threads idle; a column-major C is written by long columns. Of many pieces
+    threads share an element of C, so that a program loads as many partial sums."""
     desc = tp.GemmDescriptor(m=m, n=n, k=4096, element="f32", layouts=layouts)
-    sums = split_k.sum_launch(desc, 2, desc.n)
-    assert (sums.constexprs["BLOCK_M"], sums.constexprs["BLOCK_N"]) == block
+    sums = split_k.sum_launch(desc, pieces, desc.n)
+    found = sums.constexprs["BLOCK_M"], sums.constexprs["BLOCK_N"]
+    assert found == block
+    assert sums.grid == -(-m // block[0]) * -(-desc.n // block[1])
+
+
+@pytest.mark.parametrize("element", ["f32", "f64"])
+@pytest.mark.parametrize("pieces", [4, 16, 64])
+def test_all_loads_of_a_round_of_pieces_precede_the_additions(element: str, pieces: int) -> None:
+    """In the machine code: with 32 registers, a thread has three loads in flight."""
+    desc = tp.GemmDescriptor(m=64, n=4096, k=4096, element=element)
+    split = Split(Tile(16, 32, 32, 4, 3), pieces)
+    sums = split_k.launches(desc, split)[1]
+    compiled = by(split, desc, H200).compile()[1]
+    assert compiled.registers > sums.constexprs["MOST_PIECES"] * 4  # of 16 bytes each
 
 
 @pytest.mark.parametrize(("n", "rows"), [(456110, 128), (456112, 64)])

@@ -399,7 +399,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="fma",
-        version=12,
+        version=13,
         elements=("f32",),
         archs=(ArchSku.SM90A,),
         features=("gluon",),

@@ -253,7 +253,7 @@ def launches(desc: MatrixProductDescriptor, block: Block) -> list[Launch]:
     partial(
         kernel,
         name="gemv",
-        version=5,
+        version=6,
         elements=ELEMENTS,
         supports=supports,
         rank=rank,

@@ -136,6 +136,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="mma",
+        version=2,
         elements=("f32",),
         archs=(ArchSku.SM90A,),
         features=("gluon",),

@@ -23,9 +23,10 @@ from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import Support, Target
 from triplan.sku.facts import fact
 
-#: Factor on the estimate of a product of copies, of which the costs of ``rings`` know no case: its extents end within
-#: tiles, and nothing of it was read before. By least squares of logarithms, with copies that stream as others do, from
-#: 41 products in ``bench/results/anywhere-gemm-*`` of which copies of factors take a fifth of the time or more.
+#: Factor on the estimate of a product of copied factors, of which the costs of ``rings`` know no case: its extents end
+#: within tiles, and nothing of it was read before. By least squares of logarithms, with copies that stream as others
+#: do, from 41 products in ``bench/results/anywhere-gemm-*`` of which copies of factors take a fifth of the time or
+#: more.
 PRODUCT_SLOWER = 1.2
 
 
@@ -80,11 +81,13 @@ def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
 
 def rank(desc: MatrixProductDescriptor, target: Target) -> float:
     """Estimated microseconds."""
-    inner, moved_us = _inner(desc), sum(copy.cost_us for copy in _moved(desc))
+    inner, moved = _inner(desc), _moved(desc)
     product = wgmma.rank(inner, target)
     if isinstance(inner, GemmDescriptor):
         product = min(product, wgmma_tiles.rank(inner, target))
-    return moved_us + PRODUCT_SLOWER * product
+    if any(copy.operand.name != "c" for copy in moved):
+        product *= PRODUCT_SLOWER
+    return sum(copy.cost_us for copy in moved) + product
 
 
 def workspace(desc: MatrixProductDescriptor, target: Target) -> int:

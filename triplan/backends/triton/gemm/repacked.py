@@ -78,7 +78,7 @@ def workspace(desc: MatrixProductDescriptor, target: Target) -> int:
     partial(
         kernel,
         name="repacked",
-        version=6,
+        version=7,
         elements=("f32",),
         supports=supports,
         rank=rank,

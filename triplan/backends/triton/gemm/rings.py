@@ -200,7 +200,8 @@ def tile_us(ring: Ring, k: float, busy: float = 1.0) -> float:
     """Estimated microseconds of one tile while the share ``busy`` of the multiprocessors works."""
     # In ping-pong, products that are not shorter hide what writing takes.
     k = max(k, WRITING_K) if ring.pingpong else (k + WRITING_K) * FITTED_K / (FITTED_K + WRITING_K)
-    return 2 * ring.m * ring.n * k / (_rates(ring).compute * TERA_PER_US * (1 + ALONE_SPEEDUP * (1 - busy)))
+    found = 2 * ring.m * ring.n * k / (_rates(ring).compute * TERA_PER_US * (1 + ALONE_SPEEDUP * (1 - busy)))
+    return max(found, LEAST_TILE_US * ring.m * ring.n / 128**2) if ring.specialised else found
 
 
 def is_short(desc: MatrixProductDescriptor) -> bool:
@@ -213,8 +214,6 @@ def ring_us(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> float:
     batch, sms = math.prod(desc.lead), target.sm_count
     tiles = tiles_in(desc, ring)
     each = tile_us(ring, desc.k, min(tiles / sms, 1.0))
-    if ring.specialised:
-        each = max(each, LEAST_TILE_US * ring.m * ring.n / 128**2)
     each += activation_us(desc, ring.m * ring.n)
     waves = math.ceil(tiles / sms)
     compute = waves * each

@@ -117,7 +117,7 @@ def guarantee(desc: GemmBackwardDescriptor) -> Mapping[str, PrecisionGuarantee]:
 @kernel(
     op=BACKWARD,
     name="separate",
-    version=15,
+    version=16,
     elements=ELEMENTS,
     supports=supports,
     rank=rank,

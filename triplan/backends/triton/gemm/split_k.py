@@ -1,7 +1,7 @@
 """Kernel ``split_k``: a matrix product with k cut into pieces, for products with fewer tiles than multiprocessors.
 
-A first launch writes each piece's partial sums into the workspace, a second one adds the pieces in order and applies
-the epilogue. There are no atomics, so the bits are the same on every run.
+A first launch writes each piece's partial sums into the workspace, a second one adds the pieces in a fixed order
+and applies the epilogue. There are no atomics, so the bits are the same on every run.
 """
 
 from __future__ import annotations
@@ -34,15 +34,18 @@ from triplan.backends.triton.gemm.matrices import (
 from triplan.backends.triton.gemm.tile_costs import stray_us, tile_us
 from triplan.backends.triton.gemm.tile_shapes import Tile, programs_of, tiles_of
 from triplan.descriptors.gemm import MatrixProductDescriptor
-from triplan.sku import SUPPORTED, ArchSku, ElementKind, MathPrecision, Support, Target
+from triplan.sku import SUPPORTED, ArchSku, MathPrecision, Support, Target
 from triplan.sku.facts import fact
 
 #: Pieces that k may be cut into.
 PIECES = (2, 4, 8, 16, 32, 64, 128)
-#: Pieces whose sums the second kernel loads at a time. Each power of two up to it is one binary.
+#: Pieces whose sums a thread of the second kernel loads at a time. Each power of two up to it is one binary.
 PIECES_AT_ONCE = 16
-#: Microseconds of the second kernel for each further ``PIECES_AT_ONCE`` pieces. Untuned.
-PIECES_US = 0.6
+#: Threads of a program that share an element of C at most, where there are more pieces. Untuned.
+MOST_PARTS = 16
+#: Microseconds of the second kernel for each further round of loads, and of the sums of threads that share an element:
+#: a passage through shared memory. Untuned.
+ROUND_US, SHARED_US = 0.6, 0.1
 #: Most rows of a tile. Taller tiles serve products that fill the card anyhow; but where halves are loaded one by one,
 #: or as words, they load each element less often.
 MAX_TILE_ROWS, MAX_TILE_ROWS_ELEMENTWISE = 64, 128
@@ -132,8 +135,8 @@ def padded_columns(desc: MatrixProductDescriptor) -> int:
 def sum_us(desc: MatrixProductDescriptor, pieces: int, target: Target) -> float:
     """Estimated microseconds of the second kernel, and of writing what it reads."""
     written_and_read = 2 * pieces * desc.operand("c").numel * desc.sums.itemsize
-    later = (pieces - 1) // PIECES_AT_ONCE
-    return SUM_LAUNCH_US[target.arch] + later * PIECES_US + written_and_read / PARTIAL_BYTES_PER_US
+    later = (pieces - 1) // (PIECES_AT_ONCE * MOST_PARTS) * ROUND_US + (_parts(pieces) > 1) * SHARED_US
+    return SUM_LAUNCH_US[target.arch] + later + written_and_read / PARTIAL_BYTES_PER_US
 
 
 def pieces_bytes(desc: MatrixProductDescriptor, pieces: int, leading: int) -> int:
@@ -153,29 +156,34 @@ def partial_bytes(desc: MatrixProductDescriptor, split: Split) -> int:
     return pieces_bytes(desc, split.count(desc.k), _leading(desc))
 
 
-def _sum_block(desc: MatrixProductDescriptor) -> tuple[int, int]:
+def _parts(pieces: int) -> int:
+    """Threads of the second kernel that share an element of C."""
+    return min(ceil_power(-(-pieces // PIECES_AT_ONCE)), MOST_PARTS)
+
+
+def _sum_block(desc: MatrixProductDescriptor, pieces: int) -> tuple[int, int]:
     """Rows and columns of C per program of the second kernel."""
-    least, most = SUM_COLUMNS
+    elements, (least, most) = SUM_ELEMENTS // _parts(pieces), SUM_COLUMNS
     turned = unit_axis(desc.operand("c")) == 0
-    columns = max(min(SUM_ELEMENTS // ceil_power(desc.m) if turned else ceil_power(desc.n), most), least)
-    return SUM_ELEMENTS // columns, columns
+    columns = max(min(elements // ceil_power(desc.m) if turned else ceil_power(desc.n), most, elements), least)
+    return elements // columns, columns
 
 
-def _sum_programs(desc: MatrixProductDescriptor) -> int:
-    rows, columns = _sum_block(desc)
+def _sum_programs(desc: MatrixProductDescriptor, pieces: int) -> int:
+    rows, columns = _sum_block(desc, pieces)
     return math.prod(desc.lead) * -(-desc.m // rows) * -(-desc.n // columns)
 
 
 def sum_launch(desc: MatrixProductDescriptor, pieces: int, leading: int) -> Launch:
-    """c from ``pieces`` partial products, which the workspace begins with, in their order; rows of these are
+    """c from ``pieces`` partial products, which the workspace begins with, in a fixed order; rows of these are
     ``leading`` elements apart."""
     c, compute = desc.operand("c"), desc.sums
     slab = math.prod(desc.lead) * desc.m * leading
     epilogue, constants = epilogue_arguments(desc)
-    rows, columns = _sum_block(desc)
+    rows, columns = _sum_block(desc, pieces)
     return Launch(
         kernels.pieces_kernel,
-        _sum_programs(desc),
+        _sum_programs(desc, pieces),
         {
             "m": extent(desc.m, desc.element.itemsize),
             "n": extent(desc.n, desc.element.itemsize),
@@ -190,11 +198,12 @@ def sum_launch(desc: MatrixProductDescriptor, pieces: int, leading: int) -> Laun
             **constants,
             "BLOCK_M": rows,
             "BLOCK_N": columns,
-            "MOST_PIECES": min(1 << (pieces - 1).bit_length(), PIECES_AT_ONCE),
+            "MOST_PIECES": min(ceil_power(pieces), PIECES_AT_ONCE),
+            "PARTS": _parts(pieces),
             "ACC": TL[compute],
         },
         overlaps=True,
-        max_registers=MAX_THREAD_REGISTERS if compute is ElementKind.F64 else None,
+        max_registers=MAX_THREAD_REGISTERS,  # left alone, ptxas keeps three loads in flight, to take 32 registers
     )
 
 
@@ -239,7 +248,7 @@ def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
     programs = [programs_of(desc, split.tile) for split in splits_of(desc, target)]
     if not programs:
         return Support.no(f"no tile fits {target.shared_memory} bytes of shared memory")
-    return are_counted(desc, max(PIECES[-1] * max(programs), _sum_programs(desc)))
+    return are_counted(desc, max(PIECES[-1] * max(programs), _sum_programs(desc, PIECES[-1])))
 
 
 def are_counted(desc: MatrixProductDescriptor, programs: int) -> Support:
@@ -273,7 +282,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="split_k",
-        version=9,
+        version=10,
         elements=ELEMENTS,
         supports=supports,
         rank=rank,

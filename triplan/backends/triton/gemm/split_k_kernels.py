@@ -98,6 +98,7 @@ def pieces_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MOST_PIECES: tl.constexpr,
+    PARTS: tl.constexpr,
     ACC: tl.constexpr,
     ACTIVATION: tl.constexpr,
     OVERLAPS: tl.constexpr,
@@ -105,8 +106,8 @@ def pieces_kernel(
     """c = act(alpha * (partial[0] + partial[1] + ...) + beta * c0 + bias), BLOCK_M by BLOCK_N elements per program.
 
     ``partial`` (pieces, products, m, leading) is packed and of element ACC, with ``slab`` elements per piece
-    (``leading`` None: n); ``c``, ``c0`` and ``pre`` (products, m, n); ``bias`` (n,). MOST_PIECES pieces are loaded at a
-    time.
+    (``leading`` None: n); ``c``, ``c0`` and ``pre`` (products, m, n); ``bias`` (n,). Every PARTS-th piece is added in
+    order, MOST_PIECES of them loaded at a time, by threads of their own; then these sums are added.
     """
     begin(OVERLAPS)
     if leading is None:
@@ -125,12 +126,33 @@ def pieces_kernel(
             pre += product * pre_batch
     row = (program // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = (program % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    at = partial + row[:, None] * leading + column[None, :]
-    inside = (row < m)[:, None] & (column < leading)[None, :]
-    acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
-    for first in range(0, pieces, MOST_PIECES):
+    part = tl.arange(0, PARTS)[:, None, None]
+    at = partial + part * slab + (row[:, None] * leading + column[None, :])[None]
+    inside = ((row < m)[:, None] & (column < leading)[None, :])[None]
+    acc = tl.zeros((PARTS, BLOCK_M, BLOCK_N), ACC)
+    for first in range(0, pieces, MOST_PIECES * PARTS):
         for i in tl.static_range(MOST_PIECES):  # unrolled: all loads are in flight before the first addition
-            acc += tl.load(at + (first + i) * slab, mask=inside & (first + i < pieces), other=0.0)
+            piece = first + i * PARTS
+            acc += tl.load(at + piece * slab, mask=inside & (piece + part < pieces), other=0.0)
     epilogue(
-        acc, row, column, c, c0, bias, alpha, beta, m, n, cm, cn, c0m, c0n, bias_n, pre, prem, pren, ACTIVATION, ACC
+        tl.sum(acc, 0),
+        row,
+        column,
+        c,
+        c0,
+        bias,
+        alpha,
+        beta,
+        m,
+        n,
+        cm,
+        cn,
+        c0m,
+        c0n,
+        bias_n,
+        pre,
+        prem,
+        pren,
+        ACTIVATION,
+        ACC,
     )

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from triplan.backends.runtime.launch import Arg, Copy, Counter, Float, Int, Launch, Scalar, Scratch, TensorMap
 from triplan.backends.table import Configuration
-from triplan.backends.triton.common.card import LAUNCH_US
+from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.gemm import column_sums, rings, split_k, tma, wgmma, wgmma_backward_kernels as kernels
 from triplan.backends.triton.gemm.arguments import pointer
 from triplan.backends.triton.gemm.entries import BACKWARD, hopper_kernel
@@ -24,6 +24,7 @@ from triplan.backends.triton.gemm.matrices import (
 )
 from triplan.backends.triton.gemm.products import Product, gradient_products
 from triplan.backends.triton.gemm.rings import Ring
+from triplan.backends.triton.gemm.tile_costs import combined
 from triplan.descriptors import GemmBackwardDescriptor, Operand
 from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact
@@ -159,10 +160,11 @@ def _partial_sums_bytes(desc: GemmBackwardDescriptor, parts: int) -> int:
 def _parts_us(desc: GemmBackwardDescriptor, ring: Ring, target: Target, parts: int) -> float:
     """Estimated microseconds of both products with the larger k in ``parts``: the busiest program's, and the sum's."""
     busiest = dealt(desc, ring, target, parts).busiest * rings.tile_us(ring, pair_of(desc).second.desc.k)
+    streamed = sum(o.nbytes for o in desc.operands()) / BYTES_PER_US
     adding = 2 * _partial_bytes(desc, parts) / split_k.PARTIAL_BYTES_PER_US
     if parts > 1:
         adding += split_k.SUM_LAUNCH_US[target.arch] + LAUNCH_US
-    return rings.FIXED_US[True] + busiest + adding
+    return rings.FIXED_US[True] + combined(busiest, streamed, power=rings.LIMITS_POWER) + adding
 
 
 def _sums_us(desc: GemmBackwardDescriptor, ring: Ring, target: Target, parts: int) -> float:
