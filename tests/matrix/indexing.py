@@ -56,6 +56,8 @@ def problems(op: str, entry: str) -> Iterator[tp.Descriptor]:
         odd = build(op, (1 << 20, 83), 0, 1 << 19, element="f16")
         yield odd  # rows that begin anywhere
         yield odd.replace(layouts={"dout": tp.Layout.strided(unit_axis=0, stride_multiple=8)})  # padded in a copy
+        yield build(op, (1 << 16, 83), 0, 1 << 20, element="f16", accumulate=False)  # sparse: for positions
+        yield build(op, (1 << 16, 83), 0, 1 << 20, element="f64", accumulate=False, layouts=strided)
 
 
 @compiles(*OPS)

@@ -8,11 +8,13 @@ import triton
 import triton.language as tl
 from addresses import Memory, Placed, no_memory
 from cases import INTERPRETER, required
+from cases.indexing import build
 from samples import SetConstant
 
 import triplan as tp
 from triplan.backends.runtime.interpreter import interpret
 from triplan.backends.triton.common.copied_kernels import matrix_copy_kernel
+from triplan.backends.triton.common.fill_kernels import fill_kernel
 from triplan.backends.triton.indexing import sorting, sorting_kernels, turned
 from triplan.testing import check_plan
 
@@ -124,7 +126,7 @@ def test_long_segments_add_as_defined(chunk: int, length: int, slots: int, const
 
 
 @pytest.mark.parametrize("accumulate", [True, False])
-@pytest.mark.parametrize(("count", "slots"), [(7, 3), (300, 2), (512, 100)])
+@pytest.mark.parametrize(("count", "slots"), [(7, 3), (300, 2), (512, 100), (12, 100)])
 def test_scanning_and_sorting_give_the_same_bits(count: int, slots: int, accumulate: bool) -> None:
     """Both rows have one ``numerics_id``; segments of one chunk and of several."""
     desc = tp.IndexSelectBackwardDescriptor(
@@ -143,6 +145,18 @@ def test_scanning_and_sorting_give_the_same_bits(count: int, slots: int, accumul
         found.append((plan.sku().numerics_id, dsrc.view(torch.int32)))
     assert found[0][0] == found[1][0]
     assert torch.equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("layout", ["packed", "strided"])
+@pytest.mark.parametrize("op", ["index_select_backward", "gather_backward"])
+def test_slots_of_a_sparse_table_are_filled_not_launched(op: str, layout: str) -> None:
+    """Of rows and of single elements; of so many that only the last program of the fill has idle lanes."""
+    desc = build(op, (5, 41), 0, 201, element="f32", accumulate=False, layouts={"dsrc": layout})
+    plan = required(desc, "sorted_sum", INTERPRETER)
+    kernels = [launch.kernel for launch in plan.launches]
+    assert fill_kernel in kernels
+    assert sorting_kernels.starts_kernel not in kernels
+    assert check_plan(plan, seed=1, runs=2).exact
 
 
 @pytest.mark.parametrize("unit", [0, 1, 2])

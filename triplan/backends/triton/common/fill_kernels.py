@@ -15,12 +15,17 @@ def fill_kernel(
 ):
     """out = VALUE.
 
-    out: numel elements of any type, packed if FLAT, else of ``sizes`` and ``strides``, innermost dimension first.
+    out: numel elements of any type, packed if FLAT, else of ``sizes`` and ``strides``, innermost dimension first. Only
+    the last packed elements are masked: a mask that ends anywhere would keep all stores from being vectors.
     """
-    point = tl.program_id(0).to(POINT_TYPE) * BLOCK + tl.arange(0, BLOCK)
+    first = tl.program_id(0).to(POINT_TYPE) * BLOCK
+    point = first + tl.arange(0, BLOCK)
     value = tl.full((BLOCK,), VALUE, out.dtype.element_ty)
     if FLAT:
-        tl.store(out + point, value, mask=point < numel)
+        if numel - first >= BLOCK:
+            tl.store(out + point, value)
+        else:
+            tl.store(out + point, value, mask=point < numel)
     else:
         tl.store(out + unravel(point, sizes, strides), value, mask=point < numel)
 

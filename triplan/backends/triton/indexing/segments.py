@@ -19,7 +19,7 @@ from triplan.backends.triton.indexing import segments_kernels as kernels, sortin
 from triplan.backends.triton.indexing.arguments import alpha
 from triplan.backends.triton.indexing.geometry import geometry
 from triplan.backends.triton.indexing.sorting import Buffers, Sorted, buffers, sorted_view, summed_view
-from triplan.backends.triton.indexing.sums import sum_guarantee, sum_numerics
+from triplan.backends.triton.indexing.sums import sum_guarantee, sum_numerics, zero_launches
 from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import PrecisionGuarantee, Support
 
@@ -194,7 +194,7 @@ def table_arguments(s: Sorted, flat: bool) -> dict[str, Arg]:
 def sum_launches(desc: IndexingDescriptor, stored: bool = False) -> list[Launch]:
     """Sum the sorted segments into the table: first all late chunks, then all late groups, then each segment.
 
-    Contributions that ``turned`` copies are copied before.
+    Contributions that ``turned`` copies are copied before, and slots that no program writes are filled with zeros.
     """
     s, b = summed_view(desc), buffers(desc, stored)
     lanes, constexprs = lane_arguments(desc, s)
@@ -206,7 +206,7 @@ def sum_launches(desc: IndexingDescriptor, stored: bool = False) -> list[Launch]
         "span": None if s.span == s.inner else Int(s.span, offsets_wide(s), power_of_two_in(s.span)),
         "steps": Int(s.count.bit_length()),
     }
-    launches = []
+    launches = [] if s.by_slot else zero_launches(desc)
     if turned.copied(g := sorted_view(desc).g):
         launches.append(turned.copy_launch(g, b.copy))
         args["dense"] = b.copy

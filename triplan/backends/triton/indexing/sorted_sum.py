@@ -69,8 +69,10 @@ def rank(desc: IndexingDescriptor, target: Target) -> float:
     sort = s.passes * (PASS_US + PASS_KEY_US * s.count) if s.radix else LAUNCH_US + RANKED_US + RANK_US * s.count
     sort += STARTS_US if s.by_slot else 0.0
     copy = turned.copy_us(s.g) - LAUNCH_US if turned.copied(s.g) else 0.0
+    zeros = 0.0 if s.by_slot or s.g.keeps else s.g.table.nbytes / BYTES_PER_US
     s = summed_view(desc)
-    return sort + LAUNCH_US * len(segments.sum_launches(desc)) + copy + _sum_us(desc, s) + _waits_us(desc, s)
+    launched = LAUNCH_US * len(segments.sum_launches(desc))
+    return sort + launched + copy + zeros + _sum_us(desc, s) + _waits_us(desc, s)
 
 
 def _waits_us(desc: IndexingDescriptor, s: Sorted) -> float:
@@ -86,7 +88,7 @@ def _waits_us(desc: IndexingDescriptor, s: Sorted) -> float:
 def _sum_us(desc: IndexingDescriptor, s: Sorted) -> float:
     walked = 1.0 if s.g.packed else turned.ACROSS if turned.lies_across(s.g) else WALKED
     if s.inner > 1:
-        written = 2 * reached(s.slots, s.count) if s.g.keeps else s.slots
+        written = (1 + s.g.keeps) * _written(s)
         row = max(s.inner * s.g.dense.element.itemsize, SECTOR)
         if _repeats(s.g):
             return s.outer * row * (s.count / L2_BYTES_PER_US + walked * written / BYTES_PER_US)
@@ -100,11 +102,16 @@ def _sum_us(desc: IndexingDescriptor, s: Sorted) -> float:
     return walked * POSITION_US * s.count * s.outer
 
 
+def _written(s: Sorted) -> float:
+    """Slots that are written: all, where programs are launched for slots of a table that keeps nothing."""
+    return s.slots if s.by_slot and not s.g.keeps else reached(s.slots, s.count)
+
+
 def apart_us(s: Sorted) -> float:
     """Microseconds to write sums of which neighbours lie in different sectors: those of other slots are adjacent. What
     the table holds is fetched at least once."""
     itemsize = s.g.table.element.itemsize
-    sectors = s.lanes * reached(max(s.slots * itemsize / SECTOR, 1), s.count if s.g.keeps else s.slots)
+    sectors = s.lanes * reached(max(s.slots * itemsize / SECTOR, 1), _written(s))
     written = SECTOR_US * miss_rate(s.g.table.numel * itemsize) + SECTOR / L2_BYTES_PER_US
     return sectors * (written + SECTOR_US + SECTOR / L2_BYTES_PER_US if s.g.keeps else written)
 

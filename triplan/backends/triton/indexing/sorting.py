@@ -43,8 +43,9 @@ SCAN_DIGITS = 8
 SCAN_WARPS = 8
 #: Slots per program of ``starts_kernel``. Untuned.
 STARTS_BLOCK = 256
-#: With more slots per contribution than this, programs are launched for contributions instead of slots. Untuned.
-SPARSE = 4
+#: With more slots per contribution than this, programs are launched for contributions instead of slots. Of rows:
+#: untuned. Of single elements: by the costs of ``sorted_sum`` a contribution then takes as long as so many slots.
+SPARSE, SPARSE_ELEMENTS = 4, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,9 @@ class Sorted:
 
     @property
     def by_slot(self) -> bool:
-        """Whether programs are launched for slots: every slot must be written, or there are few enough."""
-        return not self.g.keeps or self.slots <= SPARSE * self.count
+        """Whether programs are launched for slots; else for contributions, and a table that keeps nothing is filled
+        with zeros before."""
+        return self.slots <= (SPARSE if self.inner > 1 else SPARSE_ELEMENTS) * self.count
 
     @property
     def radix(self) -> bool:
