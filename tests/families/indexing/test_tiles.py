@@ -99,6 +99,19 @@ def test_tiles_are_turned_for_short_rows_of_the_table(case: int, where: str) -> 
     check_plan(plan, seed=case)
 
 
+@pytest.mark.interpret
+@pytest.mark.parametrize(("op", "entry"), [("index_add", "atomic_elements"), ("index_put", "elements")])
+def test_tiles_are_turned_for_rows_of_every_second_column(op: str, entry: str) -> None:
+    """The table is contiguous along no axis: a row still lies in few sectors."""
+    desc = build(op, (50, 12), 0, 7, element="f32")
+    g = geometry(desc)
+    layouts = {g.dense.name: tp.Layout.strided(unit_axis=0), g.table.name: tp.Layout.strided(stride_multiple=2)}
+    plan = pinned(desc.replace(layouts=layouts), entry, INTERPRETER)
+    assert plan is not None
+    assert plane(geometry(plan.descriptor), ADD) == Plane(0, len(g.sizes) - 1, turned=True)
+    check_plan(plan, seed=1)
+
+
 def test_one_column_turns_no_tile() -> None:
     desc = build("index_add", (50, 3), 0, 7, element="f32")
     assert plane(geometry(desc.replace(layouts={"src": tp.Layout.strided(unit_axis=0)})), ADD) == Plane(1, 0, False)

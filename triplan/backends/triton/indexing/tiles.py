@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Stride, power_of_two_in
@@ -14,7 +14,7 @@ from triplan.backends.triton.indexing import traversals_kernels as kernels
 from triplan.backends.triton.indexing.arguments import index_pointers, policy, traversal_arguments
 from triplan.backends.triton.indexing.geometry import MIN_ROW, Axes, Geometry, stripe_columns
 from triplan.backends.triton.indexing.points import ADD, PlaceStrides, Point
-from triplan.descriptors import Operand
+from triplan.descriptors import PACKED, Operand
 from triplan.descriptors.indexing import IndexingDescriptor
 
 #: Elements per program, four per thread. Untuned.
@@ -53,6 +53,15 @@ def _contiguous(g: Geometry, o: Operand, axes: Axes, shortest: int = MIN_ROW) ->
     return found if found is not None and g.sizes[found] >= shortest else None
 
 
+def _near(g: Geometry) -> int | None:
+    """The dimension along which neighbours share sectors of the table: it is contiguous along it, or along no axis, as
+    every second column of a matrix is, and this is its last."""
+    o = g.table
+    if not o.layout.packed and o.layout.unit_axis is None:
+        o = replace(o, layout=PACKED)
+    return _contiguous(g, o, g.table_axes, SHORTEST_ROW)
+
+
 def plane(g: Geometry, point: Point) -> Plane | None:
     """The dimensions of the tiles; None where tiles have nothing to gain over ``elements_kernel``.
 
@@ -67,7 +76,7 @@ def plane(g: Geometry, point: Point) -> Plane | None:
         sides = [table, dense] if g.table.is_written else [dense, table]
     found = [_contiguous(g, *side) for side in sides]
     if found[0] is None and found[1] is not None and g.table.is_written and not g.full:
-        found[0] = _contiguous(g, *table, shortest=SHORTEST_ROW)
+        found[0] = _near(g)
     cols, other = found if found[0] is not None else found[::-1]
     # The grid must hold a program for every 16 elements.
     if cols is None or g.packed or max(g.numel // MIN_ROW, *g.sizes) >= I32_LIMIT:
