@@ -15,7 +15,7 @@ from proofs import target
 import triplan as tp
 from triplan.backends.triton.indexing import geometry as geometries, tiles, traversals, traversals_kernels as kernels
 from triplan.backends.triton.indexing.geometry import geometry
-from triplan.backends.triton.indexing.points import ADD, JOINED, repeated
+from triplan.backends.triton.indexing.points import ADD, GATHER, JOINED, repeated
 from triplan.backends.triton.indexing.points_kernels import multiply_point
 from triplan.backends.triton.indexing.tiles import Plane, plane
 from triplan.testing import check_plan
@@ -134,6 +134,22 @@ def test_stripes_in_the_interpreter(case: int, dense: int, table: int, monkeypat
     assert plan is not None
     assert stripes(plan) == {CASES[case][0] == "gather"}  # contributions that contend should not meet
     check_plan(plan, seed=case)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("share", [0, tiles.L2_SHARE])
+def test_rows_of_a_stripe_share_indices_that_the_cache_does_not_hold(
+    share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a table whose rows are one row in memory: no tile is turned to read it."""
+    monkeypatch.setattr(tiles, "L2_SHARE", share)
+    table = tp.Layout.strided(unit_axis=1, zero_axes=(0,))
+    desc = build("index_select", (700, 3), 0, 7, element="f16")
+    plan = pinned(desc.replace(layouts={"out": tp.Layout.strided(unit_axis=0), "src": table}), "elements", INTERPRETER)
+    assert plan is not None
+    assert plane(geometry(plan.descriptor), GATHER) == Plane(1, 0, turned=False)
+    assert stripes(plan) == {share == 0}
+    check_plan(plan, seed=1)
 
 
 @pytest.mark.parametrize("where", [pytest.param(w, marks=getattr(pytest.mark, w)) for w in ("interpret", "gpu")])

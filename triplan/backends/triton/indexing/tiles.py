@@ -62,6 +62,12 @@ def _near(g: Geometry) -> int | None:
     return _contiguous(g, o, g.table_axes, SHORTEST_ROW)
 
 
+def _stays(g: Geometry, d: int) -> bool:
+    """Whether all points along dimension ``d`` reach one element of the table, which is expanded there."""
+    moved = {g.table_axes[d], *(g.indexed if g.index_axes[d] is not None else ())} - {None}
+    return moved <= set(g.table.layout.zero_axes)
+
+
 def plane(g: Geometry, point: Point) -> Plane | None:
     """The dimensions of the tiles; None where tiles have nothing to gain over ``elements_kernel``.
 
@@ -81,7 +87,7 @@ def plane(g: Geometry, point: Point) -> Plane | None:
     # The grid must hold a program for every 16 elements.
     if cols is None or g.packed or max(g.numel // MIN_ROW, *g.sizes) >= I32_LIMIT:
         return None
-    turned = other is not None and other != cols
+    turned = other is not None and other != cols and (g.table.is_written or g.full or not _stays(g, cols))
     rest = [d for d, n in enumerate(g.sizes) if n > 1 and d != cols]
     if not rest:
         return None
@@ -99,6 +105,13 @@ def striped(g: Geometry, p: Plane, point: Point) -> bool:
     """Whether tiles are visited by stripes of columns: each column has a part of the table, which is larger than the L2
     cache."""
     return g.full and not point.contends and p.cols not in g.loop and g.table.nbytes > L2_SHARE
+
+
+def shares_indices(g: Geometry, p: Plane) -> bool:
+    """Whether tiles are visited by stripes of columns as all rows of a stripe have its indices, which are more than the
+    L2 cache keeps."""
+    moves, still = g.index_axes[p.cols] is not None, g.index_axes[p.rows] is None
+    return moves and still and g.index.nbytes > L2_SHARE
 
 
 def tile(g: Geometry, p: Plane, point: Point) -> tuple[int, int]:
@@ -195,7 +208,7 @@ def tiles_launch(
         },
         {
             **policy(desc, g),
-            "STRIPED": striped(g, p, point),
+            "STRIPED": striped(g, p, point) or shares_indices(g, p),
             "INDEX_MOVES": g.index_axes[p.cols] is not None,
             "BLOCK_ROWS": rows,
             "BLOCK_COLS": cols,

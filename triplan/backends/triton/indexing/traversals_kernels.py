@@ -273,7 +273,8 @@ def tiles_kernel(
     col_blocks = tl.cdiv(cols, BLOCK_COLS)
     row_blocks = tl.cdiv(rows, BLOCK_ROWS)
     if STRIPED:
-        # All rows of one stripe of columns, then the next stripe: the table's part of a stripe stays in the L2 cache.
+        # All rows of one stripe of columns, then the next stripe: the table's part of a stripe, or its indices, stay in
+        # the L2 cache.
         row_block = pid % row_blocks
         col_block = pid // row_blocks % col_blocks
     else:
