@@ -62,8 +62,11 @@ ADD = Point(kernels.atomic_point)
 ADD_SINGLE = single(kernels.atomic_point)
 ADD_PAIRS = Point(kernels.atomic_pair_point, pairs=True, elements=SINGLE_ELEMENTS)
 #: Additions that a thread can join where its points that follow each other meet: sorted indices choose a place many
-#: times, one after the other. And how many points that are.
-JOINABLE, JOINED = (ADD, ADD_SINGLE, ADD_PAIRS), 4
+#: times, one after the other.
+JOINABLE = (ADD, ADD_SINGLE, ADD_PAIRS)
+#: How many points of a thread these are at most; and bytes of their elements. Of all points that its threads have, a
+#: warp loads one each at a time: the further these lie apart, the more cache lines each load takes.
+JOINED, JOINED_BYTES = 4, 16
 
 
 def addition(g: Geometry, vectors: bool) -> Point:
@@ -120,4 +123,6 @@ def joined(g: Geometry, point: Point) -> int:
 
     One where there are fewer points than places: even sorted indices then seldom meet, and adjacent loads only cost.
     """
-    return JOINED if point in JOINABLE and g.neighbours_meet and g.fold[1] >= g.slots else 1
+    if point not in JOINABLE or not g.neighbours_meet or g.fold[1] < g.slots:
+        return 1
+    return min(JOINED, JOINED_BYTES // g.dense.element.itemsize)
