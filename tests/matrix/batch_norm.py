@@ -41,9 +41,9 @@ def groups(op: str) -> Iterator[tp.Descriptor]:
         yield cls(element=element, **FIRST, groups=32)
     yield cls(element="bf16", **ODD, groups=20, weight=False, bias=False)
     yield cls(element="bf16", **FIRST, groups=32, parameter_element="f32")
-    if op == "group_norm_backward":  # of which several programs share one
-        for element in ("f16", "bf16", "f32", "f64"):
-            yield cls(element=element, **{**FIRST, "batch": 2}, groups=2)
+    for element in ("f16", "bf16", "f32", "f64"):  # of which several programs share one
+        yield cls(element=element, **{**FIRST, "batch": 2}, groups=2)
+        if op == "group_norm_backward":
             yield cls(element=element, **{**FIRST, "batch": 2, "channels": 4096}, groups=2)  # too many for their sums
 
 

@@ -34,6 +34,9 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
             for channels, step in ((59, 1), (101, 1), (386, 2)):
                 other = cls(element=element, **{**SIZES, "channels": channels}, **size)
                 yield other.replace(layouts={o.name: _short(o, step) for o in other.operands()})
+        if op.startswith("upsample") and op.endswith("_backward"):  # of single elements, which few results read
+            other = cls(element=element, **{**SIZES, "channels": 59}, out_size=(28, 112 if "nearest" in op else 56))
+            yield other.replace(layouts={o.name: _short(o, 1) for o in other.operands()})
         if "kernel" in how:  # many windows of a pixel, of known strides
             many = cls(element=element, **SIZES, kernel=(7, 7), padding=(3, 3))
             yield many.replace(layouts={o.name: ROWS for o in many.operands() if o.name != "dout"})

@@ -15,7 +15,7 @@ from samples import SetConstant
 import triplan as tp
 import triplan.functional as F  # noqa: N812
 import triplan.nn
-from triplan.backends.triton.batch_norm import channels
+from triplan.backends.triton.batch_norm import channels, split
 from triplan.backends.triton.batch_norm.channels import Geometry, divided_images
 from triplan.testing import check_plan, descriptors
 
@@ -387,9 +387,31 @@ def test_groups_of_several_tiles(op: str, where: str, kernel: str | None, sizes:
     ],
 )
 @pytest.mark.parametrize(("where", "kernel"), places("split"))
-def test_parts_of_groups(where: str, kernel: str | None, sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("op", OPS[2:])
+def test_parts_of_groups(op: str, where: str, kernel: str | None, sizes: tuple[int, ...]) -> None:
     """Several programs share a group; groups of one channel, of several in a tile, of too many or too short ones."""
-    check_groups("group_norm_backward", where, kernel, sizes)
+    check_groups(op, where, kernel, sizes)
+
+
+@pytest.mark.parametrize(("where", "kernel"), places("split"))
+@pytest.mark.parametrize("op", OPS[2:])
+def test_parts_of_several_blocks(op: str, where: str, kernel: str | None, constant: SetConstant) -> None:
+    """Parts of three blocks, the last of two; of too few pixels for sums of planes."""
+    for name in ("PROGRAMS_FORWARD", "PROGRAMS_BACKWARD"):
+        constant(split, name, 4)
+    assert split.parts(tp.descriptor_types()[op](batch=2, channels=1200, pixels=8, element="f32")) == (3, 2)
+    check_groups(op, where, kernel, (2, 1200, 8, 1))
+
+
+@pytest.mark.parametrize(
+    ("rows", "blocks", "expected"),
+    [(2, 117, (1, 117)), (40, 2779, (17, 164)), (288, 24, (24, 1)), (600, 400, (400, 1))],
+)
+def test_programs_that_share_a_group(rows: int, blocks: int, expected: tuple[int, int]) -> None:
+    """As many as fill the card, more of long groups, none where groups are as many."""
+    desc = tp.GroupNormDescriptor(element="f32", batch=rows, channels=2048, pixels=blocks)
+    assert split.parts(desc) == expected
+    assert bool(split.supports(desc, H200)) == (expected[1] > 1)
 
 
 def check_groups(op: str, where: str, kernel: str | None, sizes: tuple[int, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from proofs import target
 import triplan as tp
 import triplan.functional as F  # noqa: N812
 import triplan.nn
+from triplan.backends.triton.pooling import pixels, windows
 from triplan.testing import check_plan, descriptors
 
 Tensor = torch.Tensor
@@ -242,5 +244,31 @@ def test_channels_last(op: str, where: str, kernel: str | None) -> None:
     """Tiles of channels, the last of which is not full, and of pixels of several images."""
     desc = tp.descriptor_types()[op](batch=3, channels=24, height=5, width=4, element="f32", out_size=(3, 7))
     desc = desc.replace(layouts={o.name: LAST for o in desc.operands()})
+    plan = tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel))
+    assert check_plan(plan, runs=1, passes=("unit",)).compared
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A few results are many."""
+    for name in ("MANY", "MANY_PIXELS"):
+        monkeypatch.setattr(windows, name, 1)
+    windows.tile.cache_clear()  # type: ignore[attr-defined]
+    yield
+    windows.tile.cache_clear()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("where", "kernel"), places("pixels"))
+@pytest.mark.parametrize("out_size", [(3, 2), (9, 7), (5, 3)])
+@pytest.mark.parametrize(("channels", "across"), [(37, 16), (95, 32)])
+@pytest.mark.parametrize("op", [op for op in OPS if op.endswith("_backward")])
+def test_programs_go_through_channels(
+    op: str, channels: int, across: int, out_size: tuple[int, int], where: str, kernel: str | None, many: None
+) -> None:
+    """The last channels fill no tile; pixels that none, one or several results read; the last pixels fill none."""
+    desc = tp.descriptor_types()[op](batch=3, channels=channels, height=5, width=4, element="f32", out_size=out_size)
+    desc = desc.replace(layouts={o.name: tp.Layout.strided(unit_axis=1, alignment=8) for o in desc.operands()})
+    found, few = pixels.tile_of(desc), pixels._steps(desc) <= windows.SWEPT_WINDOWS[-1]
+    assert (found.channels, found.sweeps) == ((across, True) if few else (1, False))
     plan = tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel=kernel))
     assert check_plan(plan, runs=1, passes=("unit",)).compared

@@ -38,6 +38,11 @@ from triplan.sku.facts import fact
 #: Bytes that a program moves in a microsecond while few run. Measured on an H200 at 2, 5 and 24 groups of 10**6
 #: elements: 0.8e4 to 2.1e4.
 PROGRAM_BYTES_PER_US = 1.5e4
+#: Microseconds of a block of TILE_BYTES that a program of the forward op reads twice: its own latency, and what each
+#: program on a multiprocessor adds; and what 4,096 loads of a weight or bias add to both, of which each element has its
+#: own. Fitted by least squares to 2 to 616 groups of several blocks in ``bench/results/anywhere-batch_norm-*.json``.
+BLOCK_US, SM_BLOCK_US = 0.55, 0.53
+NUMBERS_US, SM_NUMBERS_US, NUMBERS = 0.45, 0.33, 4096
 
 
 def tile(desc: GroupNormProblem) -> Tile:
@@ -79,13 +84,28 @@ def supports(desc: GroupNormProblem, target: Target) -> Support:
     return fits_grid(geometry(desc).blocks * geometry(desc).groups)
 
 
+def blocks(desc: GroupNormProblem) -> int:
+    """Blocks of a group."""
+    return max(-(-desc.count // tile(desc).block), 1)
+
+
 def sums(desc: GroupNormProblem) -> bool:
     """Whether gradients of weight or bias are asked for."""
     return isinstance(desc, GroupNormBackwardDescriptor) and (desc.weight or desc.bias)
 
 
+def walks_us(desc: GroupNormDescriptor, each: int, programs: int, moved: int, target: Target) -> float:
+    """Microseconds in which ``programs`` walk ``each`` blocks of groups twice and move ``moved`` bytes in all."""
+    numbers = (desc.weight + desc.bias) * tile(desc).block / NUMBERS
+    beside = (SM_BLOCK_US + SM_NUMBERS_US * numbers) * programs / target.sm_count
+    return max(each * (BLOCK_US + NUMBERS_US * numbers + beside), moved / card.BYTES_PER_US)
+
+
 def rank(desc: GroupNormProblem, target: Target) -> float:
     """Estimated microseconds."""
+    if isinstance(desc, GroupNormDescriptor) and not one(desc):
+        moved = sum(o.nbytes for o in desc.operands())
+        return card.LAUNCH_US + walks_us(desc, blocks(desc), rows(desc), moved, target)
     read = sum(o.nbytes for o in desc.operands() if len(o.shape) == 3 and not o.is_written)
     nbytes = sum(o.nbytes for o in desc.operands()) + read * (2 if sums(desc) else 1)
     programs = max(-(-rows(desc) // tile(desc).rows), 1)

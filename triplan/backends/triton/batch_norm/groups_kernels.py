@@ -33,6 +33,41 @@ def of_elements(pointer, row, col, mask, groups, per, pixels, COMPUTE: tl.conste
 
 
 @jit
+def walked(x, inside, n, COMPUTE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """(mean, sum of squared deviations) [ROWS, 1] of the ``n`` elements at each of ``x`` [ROWS, 1].
+
+    Each place of a tile has a mean and squared deviations of its own, merged at the end.
+    """
+    place = tl.arange(0, BLOCK)[None, :]
+    a = tl.zeros((ROWS, BLOCK), COMPUTE)
+    b = tl.zeros((ROWS, BLOCK), COMPUTE)
+    whole = n // BLOCK
+    for step in range(whole):
+        v = tl.load(x + (step * BLOCK + place), mask=inside, other=0.0).to(COMPUTE)
+        a, b = step_of(a, b, v, 1.0 / tl.full((), step + 1, COMPUTE))
+    live = place < n - whole * BLOCK
+    if whole * BLOCK < n:
+        v = tl.load(x + (whole * BLOCK + place), mask=inside & live, other=0.0).to(COMPUTE)
+        c, d = step_of(a, b, v, 1.0 / tl.full((), whole + 1, COMPUTE))
+        a, b = tl.where(live, c, a), tl.where(live, d, b)
+    count = (whole + live.to(tl.int32)).to(COMPUTE)
+    m = tl.sum(a * (count / tl.full((), n, COMPUTE)), 1, keep_dims=True)
+    apart = a - m
+    return m, tl.sum(b + count * apart * apart, 1, keep_dims=True)
+
+
+@jit
+def scaled(v, m, r, weight, bias, row, col, mask, groups, per, pixels, COMPUTE: tl.constexpr):
+    """(v - m) * r * weight + bias of the elements ``col`` of each row."""
+    v = (v - m) * r
+    if weight is not None:
+        v = v * of_elements(weight, row, col, mask, groups, per, pixels, COMPUTE)
+    if bias is not None:
+        v = v + of_elements(bias, row, col, mask, groups, per, pixels, COMPUTE)
+    return v
+
+
+@jit
 def group_norm_kernel(
     x,
     out,
@@ -54,8 +89,7 @@ def group_norm_kernel(
 ):
     """out = (x - mean) * rstd * weight + bias, of ROWS rows; mean and rstd are written.
 
-    Each place of a tile has a mean and squared deviations of its own, merged at the end of the first walk. With ONE a
-    row is one block, which stays in registers.
+    With ONE a row is one block, which stays in registers.
     """
     begin(OVERLAPS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -70,21 +104,7 @@ def group_norm_kernel(
         apart = tl.where(live, v - m, 0.0)
         square = tl.sum(apart * apart, 1, keep_dims=True)
     else:
-        a = tl.zeros((ROWS, BLOCK), COMPUTE)
-        b = tl.zeros((ROWS, BLOCK), COMPUTE)
-        whole = n // BLOCK
-        for step in range(whole):
-            v = tl.load(x + start + (step * BLOCK + place), mask=inside, other=0.0).to(COMPUTE)
-            a, b = step_of(a, b, v, 1.0 / tl.full((), step + 1, COMPUTE))
-        live = place < n - whole * BLOCK
-        if whole * BLOCK < n:
-            v = tl.load(x + start + (whole * BLOCK + place), mask=inside & live, other=0.0).to(COMPUTE)
-            c, d = step_of(a, b, v, 1.0 / tl.full((), whole + 1, COMPUTE))
-            a, b = tl.where(live, c, a), tl.where(live, d, b)
-        count = (whole + live.to(tl.int32)).to(COMPUTE)
-        m = tl.sum(a * (count / total), 1, keep_dims=True)
-        apart = a - m
-        square = tl.sum(b + count * apart * apart, 1, keep_dims=True)
+        m, square = walked(x + start, inside, n, COMPUTE, ROWS, BLOCK)
     r = tl.rsqrt(square / total + eps)
     tl.store(mean + row, m, mask=inside)
     tl.store(rstd + row, r, mask=inside)
@@ -93,11 +113,80 @@ def group_norm_kernel(
         mask = inside & (col < n)
         if not ONE:
             v = tl.load(x + start + col, mask=mask, other=0.0).to(COMPUTE)
-        v = (v - m) * r
-        if weight is not None:
-            v = v * of_elements(weight, row, col, mask, groups, per, pixels, COMPUTE)
-        if bias is not None:
-            v = v + of_elements(bias, row, col, mask, groups, per, pixels, COMPUTE)
+        v = scaled(v, m, r, weight, bias, row, col, mask, groups, per, pixels, COMPUTE)
+        tl.store(out + start + col, v.to(out.dtype.element_ty), mask=mask)
+
+
+@jit
+def group_norm_statistics_kernel(
+    x,
+    means,
+    squares,
+    n,
+    each,
+    splits,
+    COMPUTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """means[row, part] = mean, squares[row, part] = sum of (x - mean)^2, over ``each`` blocks of one row."""
+    begin(OVERLAPS)
+    row, part = tl.program_id(0) // splits, tl.program_id(0) % splits
+    first = part * each * BLOCK
+    start = row.to(tl.int64) * n + first + tl.zeros((1, 1), tl.int64)
+    m, square = walked(
+        x + start, tl.full((1, 1), True, tl.int1), tl.minimum(n - first, each * BLOCK), COMPUTE, 1, BLOCK
+    )
+    to = row.to(tl.int64) * splits + part + tl.zeros((1, 1), tl.int64)
+    tl.store(means + to, m)
+    tl.store(squares + to, square)
+
+
+@jit
+def group_norm_of_statistics_kernel(
+    x,
+    out,
+    mean,
+    rstd,
+    weight,
+    bias,
+    means,
+    squares,
+    n,
+    groups,
+    per,
+    pixels,
+    each,
+    splits,
+    eps,
+    COMPUTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """out of ``each`` blocks of one row, from the statistics of its parts, of which there are at most SPLITS.
+
+    Each program merges them (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance").
+    """
+    begin(OVERLAPS)
+    row, part = tl.program_id(0) // splits, tl.program_id(0) % splits
+    other, total = tl.arange(0, SPLITS), tl.full((), n, COMPUTE)
+    exists, at = other < splits, row.to(tl.int64) * splits + other
+    count = tl.where(exists, tl.minimum(n - other * (each * BLOCK), each * BLOCK), 0).to(COMPUTE)
+    a = tl.load(means + at, mask=exists, other=0.0)
+    b = tl.load(squares + at, mask=exists, other=0.0)
+    m = tl.sum(a * (count / total), 0)
+    apart = a - m
+    r = tl.rsqrt(tl.sum(b + count * apart * apart, 0) / total + eps)
+    if part == 0:
+        tl.store(mean + row, m)
+        tl.store(rstd + row, r)
+    start = row.to(tl.int64) * n
+    for step in range(part * each, tl.minimum((part + 1) * each, tl.cdiv(n, BLOCK))):
+        col = step * BLOCK + tl.arange(0, BLOCK)
+        mask = col < n
+        v = tl.load(x + start + col, mask=mask, other=0.0).to(COMPUTE)
+        v = scaled(v, m, r, weight, bias, row, col, mask, groups, per, pixels, COMPUTE)
         tl.store(out + start + col, v.to(out.dtype.element_ty), mask=mask)
 
 

@@ -17,10 +17,13 @@ from triplan.backends.triton.pooling import pixels_kernels as kernels
 from triplan.backends.triton.pooling.windows import (
     ELEMENTS,
     MOST,
+    RESULTS,
     SM_ELEMENTS_PER_US,
+    Tile,
     geometry,
     image,
     programs,
+    swept,
     tile,
     unrolled,
 )
@@ -112,8 +115,15 @@ def _pixels(desc: ResizeProblem) -> int:
     return desc.batch * math.prod(extents)
 
 
+def tile_of(desc: ResizeProblem) -> Tile:
+    """The tile of ``windows``; of a gradient of neighbouring results with channels last maybe one that sweeps."""
+    found = tile(desc)
+    sweeps = swept(desc, _steps(desc), _pixels(desc)) if is_backward(desc) else None
+    return sweeps if sweeps and found == Tile(RESULTS[1], 1, True) else found
+
+
 def _programs(desc: ResizeProblem) -> int:
-    return programs(desc, _pixels(desc))
+    return programs(desc, tile_of(desc), _pixels(desc))
 
 
 def supports(desc: ResizeProblem, target: Target) -> Support:
@@ -153,10 +163,10 @@ def build(desc: ResizeProblem, target: Target) -> list[Launch]:
     if _programs(desc) == 0:
         return []
     back = is_backward(desc)
-    found = tile(desc)
+    found = tile_of(desc)
     names = ("dout", "dx") if back else ("x", "out")
     args: dict[str, Arg] = {
-        **geometry(desc, back),
+        **geometry(desc, found, back),
         **image(desc, names[0]),
         **image(desc, names[1]),
     }
@@ -179,8 +189,11 @@ def build(desc: ResizeProblem, target: Target) -> list[Launch]:
     }
     if back:
         rows, columns = (along.reach for along in _along(desc))
-        constants |= unrolled(desc, rows, columns)
+        constants |= unrolled(desc, found, rows, columns)
     which = kernels.resize_backward_kernel if back else kernels.resize_kernel
+    if found.sweeps:
+        which = kernels.resize_swept_kernel
+        args, constants = ({k: v for k, v in some.items() if k in which.arg_names} for some in (args, constants))
     # Left alone, ptxas spills registers of gradients on sm_80, to raise occupancy.
     most = card.MAX_THREAD_REGISTERS if back and target.arch is ArchSku.SM80 else None
     return [Launch(which, _programs(desc), args, constants, num_warps=found.warps, max_registers=most, fuses=False)]

@@ -6,7 +6,7 @@
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
-from triplan.backends.triton.common.offsets_kernels import load_tile
+from triplan.backends.triton.common.offsets_kernels import load_tile, store_tile
 from triplan.backends.triton.pooling.windows_kernels import coordinates, offset, place, read, write
 
 
@@ -65,6 +65,21 @@ def first_reader(
         i, _ = source(found, step, extent, LINEAR, CENTERS, POSITION)
         found += (i < low).to(tl.int32)
     return found
+
+
+@jit
+def takes_part(
+    mask, row, column, p, q, step_rows, step_columns, height, width, rows, columns,
+    BETWEEN_ROWS: tl.constexpr, BETWEEN_COLUMNS: tl.constexpr, CENTERS: tl.constexpr, POSITION: tl.constexpr,
+):  # fmt: skip
+    """(``mask`` and whether the result at (p, q) exists and reads the pixel at (row, column); the factors of its
+    weight there)."""
+    i, w = source(p, step_rows, height[0], BETWEEN_ROWS, CENTERS, POSITION)
+    hit, weight = share(row, i, w, BETWEEN_ROWS)
+    live = mask & hit & (p < rows[0])
+    i, w = source(q, step_columns, width[0], BETWEEN_COLUMNS, CENTERS, POSITION)
+    hit, weight_columns = share(column, i, w, BETWEEN_COLUMNS)
+    return live & hit & (q < columns[0]), weight, weight_columns
 
 
 @jit
@@ -188,13 +203,80 @@ def resize_backward_kernel(
                 below = tl.full((), down + reader // COLUMNS, tl.int32)
                 beside = tl.full((), right + reader % COLUMNS, tl.int32)
                 p, q = top + below, left + beside
-                i, w = source(p, step_rows, height[0], BETWEEN_ROWS, CENTERS, POSITION)
-                hit, weight = share(row, i, w, BETWEEN_ROWS)
-                live = mask & hit & (p < rows[0])
-                i, w = source(q, step_columns, width[0], BETWEEN_COLUMNS, CENTERS, POSITION)
-                hit, weight_columns = share(column, i, w, BETWEEN_COLUMNS)
-                live = live & hit & (q < columns[0])
+                live, weight, weight_columns = takes_part(
+                    mask, row, column, p, q, step_rows, step_columns, height, width, rows, columns,
+                    BETWEEN_ROWS, BETWEEN_COLUMNS, CENTERS, POSITION,
+                )  # fmt: skip
                 own = at + (offset(below, dout_strides[2]) + offset(beside, dout_strides[3]))
                 g = load_tile(own, live, 0.0, dout_strides[1] is None or dout_strides[3] is None).to(ACC)
                 acc += g * (weight * weight_columns).to(ACC)
     write(dx, dx_strides, image, row, column, channel, acc, mask)
+
+
+@jit
+def resize_swept_kernel(
+    dout,
+    dx,
+    dout_strides,
+    dx_strides,
+    batch,
+    channels,
+    height,
+    width,
+    rows,
+    columns,
+    step_rows,
+    step_columns,
+    inverse_rows,
+    inverse_columns,
+    lead_rows,
+    lead_columns,
+    corrections_rows,
+    corrections_columns,
+    BETWEEN_ROWS: tl.constexpr,
+    BETWEEN_COLUMNS: tl.constexpr,
+    CENTERS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    POSITION: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """dx as of ``resize_backward_kernel``, by the same sums.
+
+    A program finds the ROWS by COLUMNS results that may read each of BLOCK_P pixels once, for all channels: they take
+    far more instructions than an element.
+    """
+    image, row, column, channel, inside = coordinates(
+        dx_strides, batch, channels, height, width, None, True, BLOCK_P, BLOCK_C
+    )
+    top = first_reader(
+        row, step_rows, inverse_rows, height[0], rows[0], lead_rows, corrections_rows,
+        BETWEEN_ROWS, CENTERS, POSITION,
+    )  # fmt: skip
+    left = first_reader(
+        column, step_columns, inverse_columns, width[0], columns[0], lead_columns, corrections_columns,
+        BETWEEN_COLUMNS, CENTERS, POSITION,
+    )  # fmt: skip
+    readers = ()
+    for reader in tl.static_range(ROWS * COLUMNS):
+        p, q = top + reader // COLUMNS, left + reader % COLUMNS
+        live, weight, weight_columns = takes_part(
+            image < batch, row, column, p, q, step_rows, step_columns, height, width, rows, columns,
+            BETWEEN_ROWS, BETWEEN_COLUMNS, CENTERS, POSITION,
+        )  # fmt: skip
+        weight = (weight * weight_columns).to(ACC)
+        readers = readers + ((place(dout, dout_strides, image, p, q, p * 0), live, weight),)
+    to = place(dx, dx_strides, image, row, column, row * 0)
+    for below in range(0, channels[0], BLOCK_C):
+        lane = below + channel
+        inside = (image < batch) & (lane < channels[0])
+        loaded = ()
+        for reader in tl.static_range(ROWS * COLUMNS):
+            own = readers[reader][0] + offset(lane, dout_strides[1])
+            loaded = loaded + (load_tile(own, readers[reader][1] & inside, 0.0, dout_strides[1] is None),)
+        acc = tl.zeros((BLOCK_P, BLOCK_C), ACC)
+        for reader in tl.static_range(ROWS * COLUMNS):
+            acc += loaded[reader].to(ACC) * readers[reader][2]
+        store_tile(to + offset(lane, dx_strides[1]), acc.to(dx.dtype.element_ty), inside, dx_strides[1] is None)

@@ -42,8 +42,8 @@ CROSSED_PART = 8
 #: Elements of the tile of a single warp, which shares what it computes of a pixel among 2 to 8 channels a thread.
 WARP_AREA = 256
 WARPS = 4
-#: Channels of a tile that sweeps over all of a pixel; windows of a pixel in such a tile at most, and in one of half as
-#: many pixels; and pixels from which on there are enough of such programs. Untuned.
+#: Channels of a tile that sweeps over all of a pixel; windows (of resizing: readers) of a pixel in such a tile at most,
+#: and in one of half as many pixels; and pixels from which on there are enough of such programs. Untuned.
 SWEPT, SWEPT_WINDOWS, MANY_PIXELS = 32, (4, 9), 1 << 15
 #: Loads of a thread that do not wait for each other, at most, and bytes that they fill registers with: more spill on
 #: sm_80, and of f64, whose divisions take registers, a third. Of a single warp, whose threads load channels one by one,
@@ -130,13 +130,11 @@ def _lanes(o: Operand, channels: int) -> int:
     )
 
 
-def _swept(desc: PoolProblem) -> Tile | None:
-    """The tile of a gradient of averages whose program goes through all channels of its pixels, as a pixel's windows
-    take far more instructions than an element; None where there are few channels, few pixels or many windows."""
-    if not isinstance(desc, (AvgPool2dBackwardDescriptor, AdaptiveAvgPool2dBackwardDescriptor)):
-        return None
-    reach = math.prod(_reach(desc))
-    if desc.channels <= SWEPT or reach > SWEPT_WINDOWS[-1] or _pixels(desc) < MANY_PIXELS:
+def swept(desc: PoolProblem, reach: int, pixels: int) -> Tile | None:
+    """The tile of a gradient whose program goes through all channels of its pixels, as the ``reach`` results that take
+    part in a pixel's gradient need far more instructions than an element; None where there are few channels, few
+    pixels or many such results."""
+    if desc.channels <= SWEPT or reach > SWEPT_WINDOWS[-1] or pixels < MANY_PIXELS:
         return None
     across = SWEPT if 6 * (-desc.channels % SWEPT) <= desc.channels else SWEPT // 2
     return Tile((WARP_AREA // 2 if reach <= SWEPT_WINDOWS[0] else WARP_AREA // 4) // across, across, True, 1, True)
@@ -189,13 +187,14 @@ def tile(desc: PoolProblem) -> Tile:
     if fits:
         across = min(across, WARP_AREA // half)
         return Tile(WARP_AREA // half // across, across, last, warps=1)
-    return (last and _swept(desc)) or Tile(RESULTS[1], 1, order)
+    averages = isinstance(desc, (AvgPool2dBackwardDescriptor, AdaptiveAvgPool2dBackwardDescriptor))
+    sweeps = swept(desc, math.prod(_reach(desc)), _pixels(desc)) if last and averages else None
+    return sweeps or Tile(RESULTS[1], 1, order)
 
 
-def unrolled(desc: PoolProblem, rows: int, columns: int, indices: bool = False) -> dict[str, int]:
+def unrolled(desc: PoolProblem, found: Tile, rows: int, columns: int, indices: bool = False) -> dict[str, int]:
     """The kernels' ROWS and COLUMNS for loops over ``rows`` by ``columns`` elements: all columns, if they are few, and
     as many rows as leave at most a fifth beyond the last. ``indices``: whether these are loaded too."""
-    found = tile(desc)
     if found.sweeps:
         return {"ROWS": rows, "COLUMNS": columns}
     loads = WARP_INDEX_LOADS if indices else SHORT_LOADS if _is_short(desc) else WARP_LOADS
@@ -220,9 +219,8 @@ def _pixels(desc: PoolProblem) -> int:
     return desc.batch * math.prod(extents)
 
 
-def programs(desc: PoolProblem, pixels: int) -> int:
+def programs(desc: PoolProblem, found: Tile, pixels: int) -> int:
     """Programs for results of ``pixels`` pixels of all images."""
-    found = tile(desc)
     if found.channels == 1:
         return -(-pixels * desc.channels // found.pixels)
     if found.sweeps:
@@ -252,10 +250,9 @@ def image(desc: PoolProblem, name: str) -> dict[str, Arg]:
     return {name: values(o), f"{name}_strides": strides}
 
 
-def geometry(desc: PoolProblem, back: bool, adaptive: bool = False) -> dict[str, Arg]:
+def geometry(desc: PoolProblem, found: Tile, back: bool, adaptive: bool = False) -> dict[str, Arg]:
     """What the kernels take of extents. They divide by those of what they write, and ``adaptive`` ones by ``rows`` and
     ``columns``."""
-    found = tile(desc)
     rows, columns = desc.out_extents
     return {
         "batch": Int(desc.batch),
@@ -269,7 +266,7 @@ def geometry(desc: PoolProblem, back: bool, adaptive: bool = False) -> dict[str,
 
 
 def _programs(desc: PoolProblem) -> int:
-    return programs(desc, _pixels(desc))
+    return programs(desc, tile(desc), _pixels(desc))
 
 
 def supports(desc: PoolProblem, target: Target) -> Support:
@@ -349,7 +346,7 @@ def build(desc: PoolProblem, target: Target) -> list[Launch]:
     back, largest, found = is_backward(desc), isinstance(desc, MaxProblem), tile(desc)
     names = ("dout", "dx") if back else ("x", "out")
     adaptive = isinstance(desc, AdaptiveProblem)
-    args = geometry(desc, back, adaptive) | {"indices": None, "indices_strides": None}
+    args = geometry(desc, found, back, adaptive) | {"indices": None, "indices_strides": None}
     for name in (*names, "indices") if largest else names:
         args |= image(desc, name)
     windows = desc if isinstance(desc, WindowsProblem) else None
@@ -370,7 +367,7 @@ def build(desc: PoolProblem, target: Target) -> list[Launch]:
         "MAX": largest,
         "ADAPTIVE": adaptive,
         "PADDED": adaptive or (isinstance(desc, AvgProblem) and desc.count_include_pad),
-        **unrolled(desc, *(_reach(desc) if back else _span(desc)), indices=back and largest),
+        **unrolled(desc, found, *(_reach(desc) if back else _span(desc)), indices=back and largest),
         "LAST": found.last,
         "BLOCK_P": found.pixels,
         "BLOCK_C": found.channels,
