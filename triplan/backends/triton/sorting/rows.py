@@ -38,8 +38,8 @@ REGISTERS = 128
 #: Twice as much for each step of packed integers of 64 bits.
 ELEMENT_US, OWN_US, LANE_US, SHARED_US = 3.2e-4, 1.4e-5, 2.8e-5, 5e-4
 #: Microseconds that a program alone takes of packed integers of 32 bits: besides steps, for each step in a warp, and for
-#: each step between warps, for each of them; of threads of ITEMS elements, and less by the square of a part of them. Of
-#: 64 bits twice as long, as each step has twice as many instructions. And for each access after the first by which a
+#: each warp in each step between warps; of threads of ITEMS elements, and less by the square of a part of them. Of 64
+#: bits twice as long, as each step has twice as many instructions. And for each access after the first by which a
 #: thread reads its elements; and for what is between the two sorts of 64 bits. (From drawn problems on an H200.)
 ALONE_US, LANE_ALONE_US, SHARED_ALONE_US, ACCESS_US, BETWEEN_US = 0.3, 0.035, 0.24, 0.1, 1.0
 
