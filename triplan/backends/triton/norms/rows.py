@@ -172,8 +172,8 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
             reduced = REDUCE_US * max(beside - 1, 0) * tile.block
         few = each <= FEW_EACH and (r.unit or r.crossed)
         # Of 16 warps whose threads hold addresses one program is resident: none hides what the next one waits for.
-        waits = -(-self.sums // target.sm_count) * self.each if r.is_strided() else 1
-        return us + (0.0 if few else BACKWARD_ELEMENT_US * each * waits) + reduced * len(self.gradients)
+        groups = -(-self.sums // target.sm_count) * self.each if r.is_strided() else 1
+        return us + (0.0 if few else BACKWARD_ELEMENT_US * each * groups) + reduced * len(self.gradients)
 
     def stages(self) -> int:
         """How far backward programs fetch ahead. With 3, two groups of rows are in registers or on their way, with

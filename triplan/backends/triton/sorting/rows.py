@@ -37,7 +37,7 @@ REGISTERS = 128
 #: bitonic sort, in which it is compared with one that this thread holds, this warp, or another one, by shared memory.
 #: Twice as much for each step of packed integers of 64 bits.
 ELEMENT_US, OWN_US, LANE_US, SHARED_US = 3.2e-4, 1.4e-5, 2.8e-5, 5e-4
-#: Microseconds that a program alone takes of packed integers of 32 bits: besides steps, for each step in a warp, and for
+#: Microseconds that a program alone takes of packed integers of 32 bits: besides steps, for each step in a warp, and of
 #: each warp in each step between warps; of threads of ITEMS elements, and less by the square of a part of them. Of 64
 #: bits twice as long, as each step has twice as many instructions. And for each access after the first by which a
 #: thread reads its elements; and for what is between the two sorts of 64 bits. (From drawn problems on an H200.)
