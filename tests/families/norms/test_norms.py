@@ -197,6 +197,13 @@ def test_long_rows_are_split_unless_many_hide_their_latencies(shape: tuple[int, 
     assert tp.plan(desc, target=tp.Target.preset("h200")).sku().kernel == kernel
 
 
+def test_strided_rows_backward_are_not_held_where_there_are_many() -> None:
+    """A program that holds several is alone on its multiprocessor, and waits for each group."""
+    desc = tp.L2NormBackwardDescriptor(input_shape=(401802, 128), element="bf16")
+    desc = desc.replace(layouts={"dout": tp.Layout.strided(stride_multiple=2), "dx": tp.Layout(alignment=2)})
+    assert tp.plan(desc, target=tp.Target.preset("h200")).sku().kernel == "looped"
+
+
 @pytest.mark.parametrize(
     ("op", "shape", "element", "transposed", "kernel"),
     [

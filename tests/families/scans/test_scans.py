@@ -230,3 +230,10 @@ def test_few_long_rows_are_divided() -> None:
     assert plan.sku().kernel == "split"
     assert plan.workspace_size() == 4 * 2**28 // 4096
     assert [launch.grid for launch in plan.launches] == [2**16, 1, 2**16]
+
+
+def test_rows_whose_elements_lie_in_sectors_of_their_own_are_scanned_beside_each_other() -> None:
+    """Of an operand with gaps in all directions, too, neighbours along the last axis share a sector."""
+    desc = tp.ScanDescriptor(op="cumsum", input_shape=(2048, 64, 7551), scan_axis=0, element="bf16")
+    desc = desc.replace(layouts={"out": tp.Layout.strided(stride_multiple=2)})
+    assert tp.plan(desc, target=H200).sku().kernel == "looped"

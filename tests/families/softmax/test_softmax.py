@@ -79,6 +79,13 @@ def test_odd_rows_that_are_not_read_by_vectors_are_split() -> None:
     assert tp.plan(desc, target=tp.Target.preset("h200")).sku().kernel == "split"
 
 
+@pytest.mark.parametrize(("rows", "kernel"), [(4, "looped"), (3000, "rows")])
+def test_few_rows_are_not_exchanged_in_a_tile_of_many(rows: int, kernel: str) -> None:
+    desc = build("softmax_backward", (rows, 118), element="f32")
+    desc = desc.replace(layouts={"dx": Layout.strided(unit_axis=0)})
+    assert tp.plan(desc, target=tp.Target.preset("h200")).sku().kernel == kernel
+
+
 @pytest.mark.parametrize("n", [8193, 16383, 17002])
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("where", WHERE)

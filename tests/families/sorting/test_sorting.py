@@ -434,6 +434,20 @@ def test_shared_memory_that_ptx_declares_is_counted(target: str) -> None:
     assert found.shared_bytes == 0
 
 
+@pytest.mark.parametrize(
+    ("op", "element", "rows", "n", "k", "kernel"),
+    [
+        ("kthvalue", "bf16", 1, 249, 79, "rows"),
+        ("topk", "f16", 16, 5376, 291, "filtered_sort"),
+        ("kthvalue", "f32", 95359, 4096, 512, "filtered"),
+    ],
+)
+def test_choices_of_selections(op: str, element: str, rows: int, n: int, k: int, kernel: str) -> None:
+    """By ``bench/results``: steps take long between warps; blocks of pairs, too; long threads leave few programs."""
+    desc = tp.descriptor_types()[op](element=element, rows=rows, n=n, k=k)
+    assert tp.plan(desc, target=tp.Target.preset("h200")).sku().kernel == kernel
+
+
 def test_rows_of_thousands_are_sorted_by_one_program() -> None:
     plan = tp.plan(tp.SortDescriptor(element="f32", rows=65536, n=1024), target=tp.Target.sm90a())
     assert plan.sku().kernel == "block"

@@ -301,7 +301,10 @@ class Rows:
 
     def sectors(self, rows: int = 1, operands: Sequence[Operand] = ()) -> float:
         """How often each sector of memory (of ``operands``, by default all) is moved if every program has ``rows``
-        neighbouring rows. Where rows are ``crossed``, one that is written in part moves twice."""
+        neighbouring rows. Where rows are ``crossed``, one that is written in part moves twice.
+
+        An operand with gaps in both directions is likely densest along its last axis: rows of another axis are then
+        read as if their neighbours were adjacent."""
         if not (self.across or self.crossed):
             return 1
         most = min(self.lanes, card.SECTOR // self.element.itemsize)
@@ -311,8 +314,11 @@ class Rows:
         def of(o: Operand) -> float:
             if self.is_along(o):
                 return 1
-            beside = self._step(o, self._groups[-1][-1]) is None
-            often = most / rows if beside else 1 if o.layout.unit_axis is None else card.SECTOR / o.element.itemsize
+            gaps, lane = not o.layout.packed and o.layout.unit_axis is None, self._groups[-1][-1]
+            if gaps and self._nearer:
+                return 1
+            beside = self._step(o, lane) is None or (gaps and lane == len(o.shape) - 1)
+            often = most / rows if beside else card.SECTOR / o.element.itemsize
             return often * (2 if o.is_written and often > 1 else 1)
 
         listed = operands or self.operands

@@ -171,7 +171,9 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
             beside = min(32 * tile.warps * r.vector(tile) // tile.block, tile.warps, tile.rows)
             reduced = REDUCE_US * max(beside - 1, 0) * tile.block
         few = each <= FEW_EACH and (r.unit or r.crossed)
-        return us + (0.0 if few else BACKWARD_ELEMENT_US * each) + reduced * len(self.gradients)
+        # Of 16 warps whose threads hold addresses one program is resident: none hides what the next one waits for.
+        groups = -(-self.sums // target.sm_count) * self.each if r.is_strided() else 1
+        return us + (0.0 if few else BACKWARD_ELEMENT_US * each * groups) + reduced * len(self.gradients)
 
     def stages(self) -> int:
         """How far backward programs fetch ahead. With 3, two groups of rows are in registers or on their way, with

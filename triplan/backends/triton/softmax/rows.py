@@ -45,9 +45,10 @@ ODD_PER_US = {16384: 5700.0, 32768: 4050.0}
 #: maximum, and then its sum. (The estimate of the backward, which has one reduction, is long enough without.) From
 #: drawn problems on an H200.
 EXCHANGE_US = 0.13
-#: Of tiles whose rows are adjacent in some operands alone: elements that a program has in a microsecond, but for the
-#: first LATENT ones; and elements of a multiprocessor in one, forward and backward. (From drawn problems on an H200.)
-CROSSED_EACH, LATENT, CROSSED_PER_US = 2200.0, 1500, (3400.0, 2600.0)
+#: Of tiles whose rows are adjacent in some operands alone: elements that a program alone exchanges in a microsecond, of
+#: rows that there are not, too; and elements of a multiprocessor in one, forward and backward. (From drawn problems on
+#: an H200.)
+CROSSED_EACH, CROSSED_PER_US = 4300.0, (3400.0, 2600.0)
 #: Elements of such a tile at most, forward and backward: of larger ones, with as many a thread, fewer are resident.
 CROSSED_TILE = (2048, 4096)
 
@@ -127,7 +128,7 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
             return max(us, -(-self.programs() // target.sm_count) * self.gapped_us())
         if not self.rows.crossed or tile.rows == 1:
             return us
-        alone = (tile.rows * tile.block - LATENT) / CROSSED_EACH
+        alone = tile.rows * tile.block / CROSSED_EACH
         return max(us, alone, self.tiles_us(tile, self.programs(), CROSSED_PER_US[self.backward], target, 0.0))
 
     def pieces(self) -> int:

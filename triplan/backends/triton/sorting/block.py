@@ -32,6 +32,9 @@ ITEMS = 8
 #: Elements that a multiprocessor orders by one digit in a microsecond. Fitted was 4400; set by hand: of values from
 #: 2400 to 4400, those up to 3200 choose best, also at seed 14, which none was fitted to.
 SM_ORDERED_PER_US = 3200
+#: The same of several programs whose threads have more than ITEMS elements: registers have room for two of these, not
+#: for three. From drawn problems on an H200.
+SM_LONG_PER_US = 2400
 #: Microseconds of a multiprocessor for each program, and for a warp's counters of one digit.
 PROGRAM_US, COUNTERS_US = 0.025, 0.025
 #: Microseconds of a digit that a program alone waits for: counters are cleared, summed and read again, elements
@@ -67,7 +70,8 @@ def ordered_us(desc: Ordered, n: int, target: Target) -> float:
     latency."""
     warps, items = shape_of(n)
     digits = desc.element.itemsize * (WIDE if desc.element.itemsize == 8 else 1)
-    each = PROGRAM_US + digits * (32 * warps * items / SM_ORDERED_PER_US + warps * COUNTERS_US)
+    per_us = SM_LONG_PER_US if items > ITEMS and desc.rows > target.sm_count else SM_ORDERED_PER_US
+    each = PROGRAM_US + digits * (32 * warps * items / per_us + warps * COUNTERS_US)
     return max(-(-desc.rows // target.sm_count) * each, digits * (DIGIT_US + items * ITEM_US))
 
 

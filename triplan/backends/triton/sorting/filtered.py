@@ -78,9 +78,9 @@ STEP_LATENCY_US, WARP_LATENCY_US = 0.028, 0.039
 #: Microseconds that a program alone waits for each read of its groups, and for each block that it keeps elements of, or
 #: reads and stores again: a read, a scan, barriers.
 READ_US, BLOCK_US = 0.18, 0.67
-#: Microseconds for each pair of elements that are ranked: of a multiprocessor with many programs; and for each block of
-#: pairs that one alone waits for, set by hand, so that select agrees with the measured times.
-PAIR_US, PAIRS_BLOCK_US = 6.9e-5, 0.105
+#: Microseconds for each pair of elements that are ranked, of a multiprocessor with many programs. And for each block of
+#: pairs that one alone waits for, and for each of its warps. (From drawn problems on an H200.)
+PAIR_US, PAIRS_BLOCK_US, PAIRS_WARP_US = 6.9e-5, 0.075, 0.014
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,8 @@ def filtered_us(desc: Selection, found: list[Stage], target: Target) -> float:
             kept = k * (1 + k * (1 / groups - 1 / longest) / 2)  # of random columns
             each += kept**2 * wide * PAIR_US
             # (Half a block more: the last one is not full.)
-            alone += (kept / OWN + 0.5) * (kept / (WARP_OTHERS * warps) + 0.5) * wide * PAIRS_BLOCK_US
+            blocks = (kept / OWN + 0.5) * (kept / (WARP_OTHERS * warps) + 0.5)
+            alone += blocks * wide * (PAIRS_BLOCK_US + warps * PAIRS_WARP_US)
         alone += steps * (STEP_LATENCY_US + warps * WARP_LATENCY_US)
         total += LAUNCH_US + max(programs * size / BYTES_PER_US, -(-programs // target.sm_count) * each, alone)
     return total

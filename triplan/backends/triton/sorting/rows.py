@@ -37,10 +37,11 @@ REGISTERS = 128
 #: bitonic sort, in which it is compared with one that this thread holds, this warp, or another one, by shared memory.
 #: Twice as much for each step of packed integers of 64 bits.
 ELEMENT_US, OWN_US, LANE_US, SHARED_US = 3.2e-4, 1.4e-5, 2.8e-5, 5e-4
-#: Microseconds that a program alone takes besides steps, for each step in a warp, and for what is between the two sorts
-#: of 64 bits; all of threads of ITEMS elements, and less by the square of a part of them. And for each step between
-#: warps.
-ALONE_US, LANE_ALONE_US, BETWEEN_US, SHARED_ALONE_US = 0.6, 0.085, 0.8, 0.74
+#: Microseconds that a program alone takes of packed integers of 32 bits: besides steps, for each step in a warp, and of
+#: each warp in each step between warps; of threads of ITEMS elements, and less by the square of a part of them. Of 64
+#: bits twice as long, as each step has twice as many instructions. And for each access after the first by which a
+#: thread reads its elements; and for what is between the two sorts of 64 bits. (From drawn problems on an H200.)
+ALONE_US, LANE_ALONE_US, SHARED_ALONE_US, ACCESS_US, BETWEEN_US = 0.3, 0.035, 0.24, 0.1, 1.0
 
 
 def tile_of(desc: Ordered) -> tuple[int, int]:
@@ -53,6 +54,11 @@ def held_of(desc: Ordered) -> int:
     """Elements of a thread."""
     rows, block = tile_of(desc)
     return min(ITEMS, block, max(rows * block // 32, 1))
+
+
+def warps_of(desc: Ordered) -> int:
+    rows, block = tile_of(desc)
+    return max(rows * block // (32 * ITEMS), 1)
 
 
 def split_of(desc: Ordered) -> int:
@@ -89,10 +95,9 @@ def rank(desc: Ordered, target: Target) -> float:
     wide = {4: 2, 8: 4}.get(size, 1)  # (8: each half of a key in turn)
     steps_us = wide * (own * OWN_US + lanes * LANE_US + shared * SHARED_US)
     each = rows * block * (ELEMENT_US + steps_us)
-    # A program alone waits for a step in a warp as long as its integers are wide or not.
-    part, sorts = (held_of(desc) / ITEMS) ** 2, 2 if size == 8 else 1
-    alone = part * (ALONE_US + sorts * lanes * LANE_ALONE_US + (sorts - 1) * BETWEEN_US)
-    alone += wide * shared * SHARED_ALONE_US
+    part, warps = (held_of(desc) / ITEMS) ** 2, warps_of(desc)
+    alone = wide * (part * (ALONE_US + lanes * LANE_ALONE_US) + shared * warps * SHARED_ALONE_US)
+    alone += (split_of(desc) - 1) * ACCESS_US + (BETWEEN_US if size == 8 else 0.0)
     return LAUNCH_US + max(waves_us(programs, moved, target), -(-programs // target.sm_count) * each, alone)
 
 
@@ -104,12 +109,8 @@ def _rows(desc: Ordered, target: Target) -> list[Launch]:
     args = {**row_args(desc), "rows": extent_int(desc.rows), "n": count(desc.n), "first": first, "kept": kept}
     constants = {**key_constants(desc), "DESCENDING": descending(desc), "ROWS": rows, "BLOCK": block}
     constants["SPLIT"] = split_of(desc)
-    warps = max(rows * block // (32 * ITEMS), 1)
-    return [
-        Launch(
-            kernels.sort_rows_kernel, -(-desc.rows // rows), args, constants, num_warps=warps, max_registers=REGISTERS
-        )
-    ]
+    warps, programs = warps_of(desc), -(-desc.rows // rows)
+    return [Launch(kernels.sort_rows_kernel, programs, args, constants, num_warps=warps, max_registers=REGISTERS)]
 
 
 for _op in SORTS + SELECTIONS:
