@@ -384,6 +384,19 @@ def test_depthwise_rows_of_all_images_under_one_tap(
     assert check_plan(plan, runs=1).compared
 
 
+@pytest.mark.parametrize(("where", "kernel"), places("depthwise"))
+@pytest.mark.parametrize(("width", "layout"), [(7, tp.Layout.strided(order=(0, 2, 3, 1))), (1, tp.Layout())], ids=str)
+def test_depthwise_images_of_one_row_under_one_tap(
+    width: int, layout: tp.Layout, where: str, kernel: str | None
+) -> None:
+    """The stride of the only row of an image is not the step from image to image. It may be any number, as of this
+    seed it is."""
+    fields = {"batch": 3, "in_channels": 6, "out_channels": 6, "groups": 6, "kernel": (1, 1), "element": "f32"}
+    desc = tp.Conv2dBackwardWeightDescriptor(height=1, width=width, layouts={"x": layout, "dout": layout}, **fields)
+    plan = required(desc, kernel or "reference", target(where))
+    assert check_plan(plan, runs=1, passes=("unit",), seed=1).compared
+
+
 #: What the taps of a row read: with gaps, beyond both ends, of many and of no columns.
 UNFOLDED: dict[str, dict[str, Any]] = {
     "strides": {"kernel": (3, 2), "stride": (2, 2), "padding": (1, 1, 2, 0), "dilation": (1, 2), "width": 11},

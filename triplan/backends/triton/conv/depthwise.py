@@ -9,7 +9,7 @@ from typing import NamedTuple
 from triplan.backends.runtime.launch import Arg, Int, Launch, power_of_two_in
 from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import TL
-from triplan.backends.triton.common.strides import count
+from triplan.backends.triton.common.strides import axis_strides, count
 from triplan.backends.triton.conv import depthwise_kernels as kernels, shared
 from triplan.descriptors.conv import Conv2dProblem
 from triplan.sku import ArchSku, MathPrecision, PrecisionGuarantee, Support, Target
@@ -369,8 +369,8 @@ def _of_columns_together(desc: Conv2dProblem) -> dict[str, Arg]:
     """Arguments where several columns are one: without gaps, strides follow from the extents."""
     columns, channels = _extents(desc)[1], _channels(desc)
     row = columns * channels
-    image = Int(desc.height * row, True, power_of_two_in(desc.height * row))
-    strides = (image, None, count(row), count(channels))
+    image, line = (Int(n, True, power_of_two_in(n)) for n in (desc.height * row, row))
+    strides = (image, None, line, count(channels))
     return {
         "source_strides": strides,
         "out_strides": strides,
@@ -423,14 +423,25 @@ def _constants(desc: Conv2dProblem) -> dict[str, object]:
     }
 
 
+def _of_images_joined(desc: Conv2dProblem) -> dict[str, Arg]:
+    """Arguments where the rows of all images are those of one.
+
+    Without gaps, the step from row to row follows from the extents. Of images of one row, no tensor's stride tells it.
+    """
+    rows, row = Int(_extents(desc)[0]), desc.width * desc.in_channels
+    step = Int(row, True, power_of_two_in(row))
+    strides = {f"{name}_strides": axis_strides(desc.operand(name)) for name in ("x", "dout")}
+    return {"rows": rows, "height": rows} | {k: (*s[:2], step, s[3]) for k, s in strides.items()}
+
+
 def build_weight(desc: Conv2dProblem, target: Target) -> list[Launch]:
     """The launches for the gradient of weight: sums over each part of the pixels, then the sum of the parts."""
     if programs(desc) == 0:
         return []
-    parts, rows = _parts(desc), _extents(desc)[0]
+    parts = _parts(desc)
     args = {
         **shared.of_parts(desc, parts, _units(desc)[1]),
-        **({"rows": Int(rows), "height": Int(rows)} if _joined(desc) else {}),
+        **(_of_images_joined(desc) if _joined(desc) else {}),
         **_shared(desc),
         "units": Int(_images(desc) * _tiles(desc)[0]),
         **dict(zip(("first_row", "first_column"), _first(desc), strict=True)),
