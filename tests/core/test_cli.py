@@ -133,6 +133,12 @@ def test_ops_shows_every_element_and_arch_that_select_takes() -> None:
                     assert held == e.guarantees, (e.op, e.kernel, element, name)
 
 
+@pytest.mark.parametrize("op", ["group_norm", "group_norm_backward"])
+def test_ops_shows_halves_of_a_kernel_for_long_groups(op: str) -> None:
+    """A group that several programs of f32 share is one block of f16."""
+    assert {e for line in lines() if (line.op, line.kernel) == (op, "split") for e in line.elements} >= {"f16", "bf16"}
+
+
 def test_ops_table_names_every_op() -> None:
     out = run("ops").stdout
     assert all(op in out for op in tp.TABLE.ops())

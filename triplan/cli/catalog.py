@@ -146,6 +146,8 @@ def examples(cls: type[Descriptor], **fixed: Any) -> Iterator[Descriptor]:
                 yield from (found.replace(n=1), found.replace(k=1), found.replace(n=INNER + 1), _by_columns(found, 1))
                 if getattr(found, "element", None) is ElementKind.F32:
                     yield _by_columns(found, 0).replace(math="tf32")
+            elif cls.category is OpCategory.NORMALIZATION:  # groups of halves that several programs share
+                yield found.replace(pixels=3 * INNER)
             elif cls.category is OpCategory.ATTENTION:
                 yield from (found.replace(head_dim=n) for n in (INNER + 1, 3 * INNER, 3 * INNER + 1))
         except InvalidProblem:
