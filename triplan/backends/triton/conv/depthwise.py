@@ -464,5 +464,5 @@ shared.register(
     workspace=workspace,
     guarantee=guarantee,
     numerics=numerics,
-    weight={"version": 3},
+    weight={"version": 4},
 )
