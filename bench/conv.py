@@ -74,7 +74,7 @@ class ConvCase(OneOpCase):
     times: int
 
     @property
-    def sustained(self) -> bool:  # type: ignore[override]
+    def sustained(self) -> bool:
         return self.times == 0
 
     @property

@@ -94,8 +94,10 @@ class Case(ABC):
         """The fewest bytes to move: each element of the operands of whole rows is read or written once."""
         return (3 if self.backward else 2) * self.rows * self.n * self.dtype.itemsize
 
-    #: Whether times without rests are taken too: of work whose clocks the card's limit of power decides.
-    sustained = False
+    @property
+    def sustained(self) -> bool:
+        """Whether times without rests are taken too: of work whose clocks the card's limit of power decides."""
+        return False
 
     @property
     def in_sweep(self) -> bool:
