@@ -24,6 +24,7 @@ from triplan.backends.triton.pooling.windows import (
     image,
     programs,
     swept,
+    taken,
     tile,
     unrolled,
 )
@@ -193,7 +194,7 @@ def build(desc: ResizeProblem, target: Target) -> list[Launch]:
     which = kernels.resize_backward_kernel if back else kernels.resize_kernel
     if found.sweeps:
         which = kernels.resize_swept_kernel
-        args, constants = ({k: v for k, v in some.items() if k in which.arg_names} for some in (args, constants))
+        args, constants = taken(which, args), taken(which, constants)
     # Left alone, ptxas spills registers of gradients on sm_80, to raise occupancy.
     most = card.MAX_THREAD_REGISTERS if back and target.arch is ArchSku.SM80 else None
     return [Launch(which, _programs(desc), args, constants, num_warps=found.warps, max_registers=most, fuses=False)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, power_of_two_in
 from triplan.backends.table import kernel
@@ -25,6 +25,8 @@ from triplan.descriptors import (
 from triplan.descriptors.pooling import AdaptiveProblem, AvgProblem, MaxProblem, PoolProblem, WindowsProblem
 from triplan.sku import ArchSku, ElementKind, MathPrecision, PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact
+
+Given = TypeVar("Given")
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
 #: Limit for numbers of pixels and products of extents, which kernels compute in 32 bits.
@@ -339,6 +341,11 @@ def _is_even(desc: PoolProblem) -> bool:
     return all(k % s == 0 for k, s in zip(desc.kernel, desc.stride, strict=True))
 
 
+def taken(which: Any, given: Mapping[str, Given]) -> dict[str, Given]:
+    """Those of ``given`` that kernel ``which`` takes."""
+    return {name: value for name, value in given.items() if name in which.arg_names}
+
+
 def build(desc: PoolProblem, target: Target) -> list[Launch]:
     if _programs(desc) == 0:
         return []
@@ -378,7 +385,7 @@ def build(desc: PoolProblem, target: Target) -> list[Launch]:
     which = kernels.pool_backward_kernel if back else kernels.pool_kernel
     if found.sweeps:
         which = kernels.average_backward_kernel
-        args, constants = ({k: v for k, v in some.items() if k in which.arg_names} for some in (args, constants))
+        args, constants = taken(which, args), taken(which, constants)
     # Left alone, ptxas spills registers to raise occupancy: of maxima from 4 bytes on, on sm_90a from 8 on; of their
     # gradients in f32 on sm_90a; of tiles that threads exchange.
     hopper, size = target.arch is ArchSku.SM90A, desc.element.itemsize
