@@ -309,8 +309,7 @@ def rank(desc: Conv2dProblem, target: Target) -> float:
     work = products / (_rate(desc) * min(target.sm_count, max(programs(desc), 1)))
     found = max(work, sum(o.nbytes for o in desc.operands()) / card.BYTES_PER_US)
     if not shared.of_weight(desc):
-        early = shared.begins_early(programs(desc), target)
-        return (card.OVERLAPPED_LAUNCH_US if early else card.LAUNCH_US) + TAP_US * desc.taps + found
+        return shared.launch_us(programs(desc), target) + TAP_US * desc.taps + found
     steps = sum(_steps(desc, _division(desc)))
     return shared.launches_us(2 if _parts(desc) > 1 else 1) + max(found + STEP_US, steps * STEP_US)
 

@@ -27,16 +27,18 @@ from triplan.sku import PrecisionGuarantee, Support, Target
 #: Pixels of a tile, its features at most, and elements of both factors, which registers hold. Untuned.
 BLOCK_M, BLOCK_N, MOST_ELEMENTS = 64, 128, (64 + 128) * 128
 WARPS = 8
-#: Tiles of a program at most, of about as many as the others have. On an H200.
+#: Tiles of a program at most, of about as many as the others have. On an H200 one wave of programs was the fastest with
+#: up to 12, and not with 32 and more, by a run that is not published.
 MOST_TILES = 12
 #: Programs of a multiprocessor that read elements. Untuned.
 BUSY = 8
 #: Slots of vectors of pixels, the tiles that are read at one time: as many as leave memory for two programs. Untuned.
 STAGES, MOST_STAGED = 3, 128
-#: Bytes of a multiprocessor that are read ahead: its part of the bandwidth for the time of a read. On an H200.
+#: Bytes that a multiprocessor must read ahead, about its part of an H200's bandwidth for the time of a read. Untuned.
 AHEAD_BYTES = 48 << 10
-#: Microseconds of a multiprocessor for a vector of a tile of BLOCK_M pixels, read or written, by least squares over 20
-#: problems on an H200, if pixels are read in vectors; and for an element, of those that are read as such.
+#: Microseconds of a multiprocessor for a vector of a tile of BLOCK_M pixels, read or written, if pixels are read in
+#: vectors, by least squares over 18 problems; and for an element, of those that are read as such. From times on an H200
+#: that are not published.
 VECTOR_US, ELEMENT_US = 4e-4, 8.5e-5
 #: Microseconds of a program that waits for what it reads, from drawn problems on an H200.
 WAIT_US = 0.3
@@ -126,8 +128,7 @@ def rank(desc: Conv2dProblem, target: Target) -> float:
     else:
         element_us, moved = ELEMENT_US, moved * SLOWER
     busy = high * wide / target.sm_count * BLOCK_M * (_deep(desc) + _wide(desc)) * element_us
-    early = shared.begins_early(_programs(desc, target), target)
-    return (card.OVERLAPPED_LAUNCH_US if early else card.LAUNCH_US) + WAIT_US + max(moved, busy)
+    return shared.launch_us(_programs(desc, target), target) + WAIT_US + max(moved, busy)
 
 
 def guarantee(desc: Conv2dProblem) -> Mapping[str, PrecisionGuarantee]:
@@ -167,10 +168,14 @@ def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
         "tiles_n": Int(_tiles(desc)[1]),
     }
     constants = {"BLOCK_M": BLOCK_M, "BLOCK_N": _wide(desc), "BLOCK_K": _deep(desc)}
-    early = shared.begins_early(programs, target)
-    stages = _stages(desc)
     launch = Launch(
-        conv2d_pointwise_kernel, programs, args, constants, num_warps=WARPS, num_stages=stages, overlaps=early
+        conv2d_pointwise_kernel,
+        programs,
+        args,
+        constants,
+        num_warps=WARPS,
+        num_stages=_stages(desc),
+        overlaps=shared.begins_early(programs, target),
     )
     return [launch]
 

@@ -226,6 +226,11 @@ def begins_early(programs: int, target: Target) -> bool:
     return programs <= target.sm_count
 
 
+def launch_us(programs: int, target: Target) -> float:
+    """Microseconds of a launch of ``programs`` beside what they compute."""
+    return card.OVERLAPPED_LAUNCH_US if begins_early(programs, target) else card.LAUNCH_US
+
+
 def launches_us(launches: int) -> float:
     """Microseconds of a sequence of ``launches`` beside what they compute; each but the first begins early."""
     return card.LAUNCH_US + (launches - 1) * card.OVERLAPPED_LAUNCH_US

@@ -15,10 +15,10 @@ from triplan.sku import Support, Target
 #: Threads of a program where rows are whole 16-byte vectors, and where they are not: the best on an H200 of 128 and 256
 #: threads with 1, 2 or 4 loads, for a row vector added to 16384 x 16384 and to 16384 x 10007 bf16.
 THREADS, ODD_THREADS = 128, 256
-#: Elements from which on a thread has two loads: on an H200 the better there for cos, sin, tanh, hypot and pow, by 3 to
-#: 15 %. From 2**15 to 2**21 padded elements one is the best.
+#: Elements from which on a thread has two loads: the better there for cos, sin, tanh, hypot and pow, by a run on an
+#: H200 that is not published. From 2**15 to 2**21 padded elements one is the best.
 LARGE = 1 << 22
-#: Functions of few instructions. Where a tree has no others, one load is the better: by 0.5 to 1 % for add, mul, neg.
+#: Functions of few instructions. Where a tree has no others, one load is the better: by the same run for add, mul, neg.
 FAST = EXACT - {"fmod"} | {"add", "sub", "mul"}
 #: Time relative to ``flat``, in these cases, and that of a masked-off lane relative to one that moves elements. Of odd
 #: rows as on an H100, of problems that ``bench anywhere`` draws: 1.1 to 1.4, and up to 1.7 with idle lanes.

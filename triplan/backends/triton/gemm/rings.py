@@ -213,8 +213,7 @@ def ring_us(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> float:
     """Estimated microseconds of one kernel."""
     batch, sms = math.prod(desc.lead), target.sm_count
     tiles = tiles_in(desc, ring)
-    each = tile_us(ring, desc.k, min(tiles / sms, 1.0))
-    each += activation_us(desc, ring.m * ring.n)
+    each = tile_us(ring, desc.k, min(tiles / sms, 1.0)) + activation_us(desc, ring.m * ring.n)
     waves = math.ceil(tiles / sms)
     compute = waves * each
     if not ring.specialised:

@@ -138,9 +138,10 @@ def atomic_pair_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr)
 
 @jit
 def joined_point(table, points, run, alpha, COMPUTE: tl.constexpr, PAIRS: tl.constexpr):
-    """table[at] += alpha * dense of ``points`` that follow each other in a thread: (at, place, dense, hit, ...) each.
+    """table[at] += alpha * dense, for each of ``points``: JOINED tuples (at, place, dense, hit, ...) of blocks
+    [BLOCK // JOINED]; those of one thread follow each other.
 
-    Those that meet are added up first: of sorted indices few additions are left, of others none is lost.
+    Those that meet are added up first: then sorted indices leave few additions.
     """
     xs = ()
     for k in tl.static_range(len(points)):

@@ -123,8 +123,9 @@ def elements_kernel(
     ``axis_strides[k]``. DENSE_FLAT and INDEX_FLAT: that operand's elements are numbered as the points are, so that its
     loads stay vectors. PAIRS: POINT gets (table, place, ``run``, position among the indices); the place is the offset,
     or, if ``place_strides`` are given, the sum of its coordinates times those along the dimensions, and of what indices
-    select times those along the indexed axes. SINGLE: a thread has no adjacent points, as where POINT accesses the
-    table (see ``apart``): else all that it needs would pass through shared memory. JOINED > 1: a thread has so many
+    select times those along the indexed axes. SINGLE: neighbouring points are in different threads, as POINT wants
+    them where it adds to the table (see ``apart``): of adjacent ones all would be exchanged through shared memory
+    before. JOINED > 1: a thread has so many
     points that follow each other, and POINT gets (table, what ``_located`` says of each, ``run``, alpha, COMPUTE,
     PAIRS). Of each SPREAD * ``each`` programs, SPREAD that follow each other are spread: ``each`` blocks lie between
     two of them.

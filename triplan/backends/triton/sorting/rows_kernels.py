@@ -76,7 +76,7 @@ def sort_rows_kernel(
     col = tl.arange(0, EACH)[:, None, None] + tl.arange(0, SPLIT)[None, None, :] * EACH
     row = first_row + tl.arange(0, ROWS)[None, :, None]
     at = x + row * x_strides[0] + axis_offset(col, x_strides[1])
-    if EACH == 1:  # (the last axis is adjacent, but not in one access)
+    if EACH == 1:  # each element has an access: told that they are adjacent, Triton would spread a row over a warp
         at = tl.max_contiguous(at, [1, 1, 1])
     bits = tl.load(at, mask=(row < rows) & (col < n), other=0).permute(1, 0, 2).reshape(ROWS, BLOCK)
     key = key_of(bits, BITS, INFINITY, DESCENDING)
