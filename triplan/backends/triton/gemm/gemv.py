@@ -26,7 +26,7 @@ from triplan.backends.triton.gemm.arguments import (
 )
 from triplan.backends.triton.gemm.entries import ELEMENTS, for_products
 from triplan.backends.triton.gemm.guarantees import guarantee
-from triplan.backends.triton.gemm.matrices import elements_per_load, is_elementwise, layout, unit_axis
+from triplan.backends.triton.gemm.matrices import elements_per_load, is_elementwise, layout, unit_axis, vector_elements
 from triplan.backends.triton.gemm.tile_costs import combined
 from triplan.descriptors import Operand
 from triplan.descriptors.gemm import MatrixProductDescriptor
@@ -37,8 +37,8 @@ from triplan.sku.facts import fact
 BLOCK_ELEMENTS = {2: 8192, 4: 4096, 8: 2048}
 #: The same where each element has an address of its own.
 BLOCK_ELEMENTS_ELEMENTWISE = {2: 4096, 4: 4096, 8: 2048}
-#: Columns of a block where k is the matrix's unit-stride axis.
-DEPTHS = (32, 128, 512, 2048, 8192)
+#: Columns of a block where k is the matrix's unit-stride axis. Few suit short rows, which fewer threads then share.
+DEPTHS = (8, 32, 128, 512, 2048, 8192)
 #: Rows of a block where its rows lie along the unit-stride axis; fewer of few rows.
 WIDTHS = (32, 128, 512)
 #: By how much a block may be smaller, for small products: fewer elements are waited for.
@@ -55,10 +55,14 @@ STEP_US, ELEMENTS_US = 0.8, 0.02
 #: Microseconds of 1000 loads in one multiprocessor where each has an address of its own, and of 1000 elements of the
 #: vector. From the instructions of their loops, of 16 and 32 bits.
 SINGLE_US, VECTOR_US = 0.03, 0.055
+#: Microseconds of 1000 threads in one multiprocessor that exchange and add a sum. The threads of a row do as many times
+#: as their number has powers of two, of one warp at most. From products of 1.4e6 rows and more of up to 3 elements in
+#: ``bench/results/anywhere-gemm-*``.
+EXCHANGE_US = 0.03
 #: Elements of the matrix that share one of the vector in blocks of few rows, where threads load it for each other.
 SHARED_BY_FEW_ROWS = 3
-#: Threads of a program.
-THREADS = 128
+#: Threads of a program, and of a warp.
+THREADS, WARP = 128, 32
 LIMITS_POWER = 2.4
 #: Microseconds that a second launch takes longer here than in ``split_k``, whose first launch hides it. From a batch of
 #: 37 matrices of 639 by 473 elements of f32 on an H100.
@@ -132,6 +136,13 @@ def _resident(desc: MatrixProductDescriptor, block: Block) -> int:
     return RESIDENT_WORDS if elements_per_load(matrix) > 1 else RESIDENT_SINGLE.get(_shared(desc, block, along_k), fits)
 
 
+def _exchanges(matrix: Operand, block: Block) -> int:
+    """How often threads that share a row along k exchange sums, over all of them."""
+    width = int(elements_per_load(matrix)) if is_elementwise(matrix) else vector_elements(matrix.element.itemsize)
+    sharing = max(min(block.depth // max(width, 1), THREADS), 1)
+    return sharing * (min(sharing, WARP).bit_length() - 1)
+
+
 def block_us(desc: MatrixProductDescriptor, block: Block, target: Target) -> float:
     """Estimated microseconds."""
     sms, programs, resident = target.sm_count, _programs(desc, block), _resident(desc, block)
@@ -146,7 +157,8 @@ def block_us(desc: MatrixProductDescriptor, block: Block, target: Target) -> flo
     if is_elementwise(matrix):
         each = (SINGLE_US + VECTOR_US / _shared(desc, block, along_k)) / max(elements_per_load(matrix), 1)
     waiting = -(-programs // (sms * resident)) * steps * STEP_US
-    computed = -(-programs // sms) * steps * block.rows * block.depth * each / 1000
+    added = block.rows * _exchanges(matrix, block) * EXCHANGE_US if along_k else 0.0
+    computed = -(-programs // sms) * (steps * block.rows * block.depth * each + added) / 1000
     limits = read / BYTES_PER_US, vectors / L2_BYTES_PER_US, waiting, computed
     summing = SUMMING_US + split_k.sum_us(desc, block.pieces, target) if block.pieces > 1 else 0.0
     return FIXED_US + combined(*limits, power=LIMITS_POWER) + summing
@@ -253,7 +265,7 @@ def launches(desc: MatrixProductDescriptor, block: Block) -> list[Launch]:
     partial(
         kernel,
         name="gemv",
-        version=6,
+        version=7,
         elements=ELEMENTS,
         supports=supports,
         rank=rank,

@@ -117,7 +117,7 @@ def guarantee(desc: GemmBackwardDescriptor) -> Mapping[str, PrecisionGuarantee]:
 @kernel(
     op=BACKWARD,
     name="separate",
-    version=16,
+    version=17,
     elements=ELEMENTS,
     supports=supports,
     rank=rank,

@@ -35,7 +35,7 @@ def supports(desc: GemmBackwardDescriptor, target: Target) -> Support:
 @hopper_kernel(
     op=BACKWARD,
     name="separate_wgmma",
-    version=13,
+    version=14,
     supports=supports,
     rank=partial(separate.rank, ways=WAYS),
     workspace=partial(separate.workspace, ways=WAYS),
