@@ -64,12 +64,13 @@ WARP_N = 128
 #: Warps that a multiprocessor holds.
 RESIDENT_WARPS = 8
 #: Pieces that k may be cut into, beside those whose programs are whole waves: so many, and pieces at most.
-PIECES = (1, 2, 3, 4, 6, 8, 12, 16)
+PIECES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 WAVES, MOST_PIECES = (1, 2, 3, 4), 256
-#: Least extent of a piece along k.
-LEAST_DEPTH = 64
-#: Microseconds outside the steps along k, of the kernel and of each wave of tiles but the first.
-FIXED_US, BETWEEN_US = 2.0, 5.0
+#: Least extent of a piece along k: what fills the pipeline takes as long as a step.
+LEAST_DEPTH = 32
+#: Microseconds outside the steps along k, of the kernel and of each wave of tiles but the first. The former from
+#: products of one wave and up to six steps in ``bench/results/anywhere-gemm-*``.
+FIXED_US, BETWEEN_US = 3.3, 5.0
 #: Microseconds of 1e6 floating-point operations on one multiprocessor, in the widest tile and in others. These were set
 #: by hand, from cubes of 1024 to 4096 and products of short k on H100 and H200, which no sweep has.
 WIDE_MFLOP_US, MFLOP_US = 2.65, 2.78
@@ -399,7 +400,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="fma",
-        version=13,
+        version=14,
         elements=("f32",),
         archs=(ArchSku.SM90A,),
         features=("gluon",),
