@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from triplan.backends.triton.common.card import SM_REGISTERS
+from triplan.backends.triton.common.card import MAX_THREAD_REGISTERS, SM_REGISTERS
 from triplan.backends.triton.gemm.matrices import (
     elements_per_load,
     has_elementwise_access,
@@ -131,6 +131,9 @@ OTHER_REGISTERS = 56
 OTHER_REGISTERS_SINGLE = 120
 #: The same where they are loaded as words, each of which has an address of its own. Untuned.
 OTHER_REGISTERS_WORDS = 90
+#: The same of tf32x3 with elementwise access, and for each element of a step that a thread loads. From binaries for
+#: sm90a, whose registers these are within 30 of.
+OTHER_REGISTERS_TF32X3, EACH_REGISTERS_TF32X3 = 50, 5
 #: Microseconds that a program of 8 warps takes longer for 1000 halves of C that vectors cannot write: nothing hides its
 #: epilogue. From runs on an H200 that are not published.
 LATE_WORDS_US = 0.1
@@ -161,8 +164,12 @@ def resident_programs(desc: MatrixProductDescriptor, tile: Tile, target: Target)
     """Programs that one multiprocessor holds at a time."""
     by_memory = target.shared_memory // (tile.shared_bytes(desc.element.itemsize) + RESERVED_SHARED_BYTES)
     held = tile.accumulators * (2 if desc.multiplicands in (MathPrecision.F32, MathPrecision.F64) else 1)
-    held += _other_registers(desc)
-    by_registers = SM_REGISTERS // (32 * tile.warps * held)
+    if desc.multiplicands is MathPrecision.TF32X3 and has_elementwise_access(desc):
+        each = (tile.m + tile.n) * tile.k // (32 * tile.warps)
+        held += OTHER_REGISTERS_TF32X3 + EACH_REGISTERS_TF32X3 * each
+    else:
+        held += _other_registers(desc)
+    by_registers = SM_REGISTERS // (32 * tile.warps * min(held, MAX_THREAD_REGISTERS))
     return max(1, min(by_memory, by_registers))
 
 

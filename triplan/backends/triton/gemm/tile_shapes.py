@@ -94,6 +94,8 @@ TILES_TF32X3 = {
 #: Further tiles of few columns of C on Hopper, whose steps load less of B, so that more of them are in flight.
 #: The second is the fastest of three for 45,934 x 9 x 43 on an H200, by a run that is not published.
 NARROW_TF32X3 = (Tile(32, 32, 32, 4, 4), Tile(32, 16, 64, 4, 3))
+#: A further tile on Hopper with elementwise access: a thread has few elements of a step, each of which has an address.
+SHALLOW_TF32X3 = Tile(32, 64, 16, 4, 4)
 #: For i8.
 TILES_I8 = (Tile(128, 128, 64, 8, 3), Tile(64, 64, 64, 4, 4), Tile(16, 64, 128, 4, 4))
 #: For f32 without tensor cores: the operands' registers bound the tile.
@@ -221,8 +223,10 @@ def _candidates(desc: MatrixProductDescriptor, target: Target, elementwise: bool
     if itemsize == 1:
         return TILES_1_BYTE_ELEMENTWISE if elementwise else TILES_I8
     if desc.multiplicands is MathPrecision.TF32X3:
-        further = NARROW_TF32X3 if target.arch is ArchSku.SM90A else ()
-        return (*TILES_TF32X3[target.arch], *(t for t in further if desc.n <= t.n))
+        if target.arch is not ArchSku.SM90A:
+            return TILES_TF32X3[target.arch]
+        shallow = (SHALLOW_TF32X3,) if elementwise else ()
+        return (*TILES_TF32X3[target.arch], *(t for t in NARROW_TF32X3 if desc.n <= t.n), *shallow)
     if desc.multiplicands is MathPrecision.TF32:
         return TILES_TF32_ELEMENTWISE if elementwise else (TILES_TF32_TURNED if turned else TILES_TF32)[target.arch]
     if desc.element is ElementKind.F32:

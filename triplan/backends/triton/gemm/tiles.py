@@ -64,7 +64,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="tiles",
-        version=9,
+        version=10,
         elements=ELEMENTS,
         supports=supports,
         rank=rank,
