@@ -25,7 +25,7 @@ def plans_of_samples(op: str, entry: str, target: tp.Target) -> Iterator[tp.Plan
     """The entry's plans of the op's sample, with two contributions to a sum by index, for each of its elements.
 
     Where the entry does not take the sample: without ``c0`` and ``pre``, with operands of one shape, or depthwise; a
-    product of one column, or of odd extents; a convolution without groups and with channels last.
+    product of one column, of odd extents, or of a long k; a convolution without groups and with channels last.
     """
     (row,) = (e for e in tp.TABLE.rows(op) if e.name == entry)
     sample = SAMPLES[op]
@@ -48,6 +48,8 @@ def plans_of_samples(op: str, entry: str, target: tp.Target) -> Iterator[tp.Plan
             bare = desc.replace(head_dim=33)
         elif entry == "realigned":
             bare = desc.replace(n=129, reads_c0=False, saves_pre=False)
+        elif entry == "wgmma_cut":
+            bare = desc.replace(k=520, **known(desc, saves_pre=False, symmetric=False))
         elif entry == "repacked":
             b = tp.Layout.strided(unit_axis=len(desc.operand("b").shape) - 2)
             bare = desc.replace(layouts={"b": b}, reads_c0=False, saves_pre=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -32,6 +33,16 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
     {"a": tp.Layout(alignment=8), "b": tp.Layout(alignment=8), "c": tp.Layout(alignment=8)},
     {"a": "strided", "b": "strided", "c": "strided"},
 )
+
+
+def tiles_in_order(desc: Any, cut: Any) -> list[tuple[Any, int, int]]:
+    """The (index of the product, first row, first column) of each tile, in the order in which they are computed: some
+    rows of tiles at a time, column by column."""
+    ring = cut.ring
+    rows, columns = range(0, desc.m, ring.m), range(0, desc.n, ring.n)
+    groups = [rows[i : i + ring.group] for i in range(0, len(rows), ring.group)]
+    products = range(math.prod(desc.lead)) if desc.lead else (...,)
+    return [(p, row, column) for p in products for group in groups for column in columns for row in group]
 
 
 def check(plan: tp.Plan[Any, Any], seed: int) -> int:

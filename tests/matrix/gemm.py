@@ -11,7 +11,7 @@ from cases.gemm import COLUMN, ELEMENTS, LOOSE_COLUMN, LOOSE_ROW, backward, batc
 import triplan as tp
 from matrix import Build, Patterns, compiles, planned
 from triplan.backends.runtime.launch import Launch, overlapping
-from triplan.backends.triton.gemm import fma, mma, split_k, tiles, wgmma, wgmma_backward, wgmma_tiles
+from triplan.backends.triton.gemm import fma, mma, split_k, tiles, wgmma, wgmma_backward, wgmma_cut, wgmma_tiles
 from triplan.backends.triton.gemm.rings import lower, rings_of
 from triplan.backends.triton.gemm.tile_shapes import tiles_of
 
@@ -147,6 +147,7 @@ def asks(desc: Any, entry: str, name: str) -> Patterns:
     """Tensor cores, and how they are fed."""
     if name in (
         "pieces_kernel",
+        "parts_kernel",
         "column_sums_kernel",
         "gemv_kernel",
         "gemv_pieces_kernel",
@@ -195,6 +196,10 @@ def others(op: str, entry: str, target: tp.Target) -> Iterator[tuple[tp.Descript
             for ring in rings_of(desc, target, entry == "wgmma"):
                 specialised = ring.specialised
                 yield desc, wgmma.launches(desc, ring, target) if specialised else wgmma_tiles.launches(desc, ring)
+    elif (op, entry) == ("gemm", "wgmma_cut"):
+        for desc in heavy:
+            for cut in wgmma_cut.cuts_of(desc, target):
+                yield desc, overlapping(wgmma_cut.launches(desc, cut, target), target)
     elif (op, entry) == ("batched_gemm", "wgmma"):
         half = tp.BatchedGemmDescriptor(batch=4, m=4096, n=4096, k=4096, element="bf16", symmetric=True)
         for desc in (half, half.replace(reads_c0=True)):

@@ -128,9 +128,9 @@ def cases(
     where: str, op: str, entry: tp.KernelRow, n: int, kind: Kind = "cancelling"
 ) -> Iterator[tuple[Problem, tp.Plan[Any, Any]]]:
     """A problem and its plan for each element and option that the entry takes: ``n`` contributions, or a tenth of that
-    where the entry is for small problems, or 48 (wgmma adds up 16 products at once, in no order), 8 or 2. Elements and
-    options take turns in the interpreter, which is slow, and where references, which have met every pair of them with
-    cancelling values, meet others."""
+    where the entry is for small problems, or 48 (wgmma adds up 16 products at once, in no order), 8 or 2; 512 where it
+    cuts what is longer. Elements and options take turns in the interpreter, which is slow, and where references, which
+    have met every pair of them with cancelling values, meet others."""
     fewer = [e for e in entry.elements if where == "interpret" and e in INTERPRETED]
     elements, options = sorted(fewer or entry.elements), range(len(FAMILIES[op].options))
     pairs = list(product(elements, options))
@@ -138,7 +138,7 @@ def cases(
         turns = range(max(len(elements), len(options)))
         pairs = [(elements[i % len(elements)], options[i % len(options)]) for i in turns]
     for element, option in pairs:
-        for count in (n, max(n // 20, 4) * 2, 48, 8, 2):
+        for count in (n, max(n // 20, 4) * 2, 48, 8, 2, 512):
             made = _small if n == SMALL else _shared if kind == "cancelling" else _made
             problem = made(op, count, element, kind, option)
             plan = pinned(problem.desc, entry.name, target(where))

@@ -144,6 +144,7 @@ def examples(cls: type[Descriptor], **fixed: Any) -> Iterator[Descriptor]:
                 yield _in_one_piece(found.replace(in_channels=INNER + 1, kernel=(1, 1)))
             elif cls.category is OpCategory.GEMM:
                 yield from (found.replace(n=1), found.replace(k=1), found.replace(n=INNER + 1), _by_columns(found, 1))
+                yield found.replace(k=8 * INNER)
                 if getattr(found, "element", None) is ElementKind.F32:
                     yield _by_columns(found, 0).replace(math="tf32")
             elif cls.category is OpCategory.NORMALIZATION:  # groups of halves that several programs share

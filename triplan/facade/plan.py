@@ -281,8 +281,8 @@ class Plan(Preparing, Generic[D, A]):
 
         The launches are issued one by one, as by ``run``, if the stream is being captured or is named by the call, if
         another device is current, under a profiler's hooks, if there is no memory for a graph, and if a kernel takes
-        scratch memory of Triton's or overlaps with the launch before it (on sm90a ``wgmma``, ``wgmma_tiles``,
-        ``split_k`` and the norms' ``split``).
+        scratch memory of Triton's or overlaps with the launch before it (on sm90a ``wgmma``,
+        ``wgmma_cut``, ``wgmma_tiles``, ``split_k`` and the norms' ``split``).
         """
         if not self.target.is_gpu:
             raise Unsupported(f"{self!r} runs on the cpu: there is no launch to bind")

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from cases import H200, required
-from cases.gemm import COLUMN, backward
+from cases.gemm import COLUMN, backward, tiles_in_order
 from cases.gluon import emulate
 
 import triplan as tp
 from triplan.backends.runtime.launch import Int, Launch, Scratch
-from triplan.backends.triton.gemm import wgmma, wgmma_backward, wgmma_tiles
+from triplan.backends.triton.gemm import wgmma, wgmma_backward, wgmma_cut, wgmma_tiles
 from triplan.backends.triton.gemm.arguments import GROUP_M
 from triplan.backends.triton.gemm.rings import MEETING_K, rings_of
 
@@ -109,6 +109,36 @@ def test_a_product(ring: str, name: str) -> None:
     (launch,) = wgmma.launches(desc, rings[ring], few(5))
     assert not emulate(launch, x, torch.empty(0, dtype=torch.uint8))
     assert torch.equal(x["c"], exact(desc, x)["c"])
+
+
+#: Programs: with full waves of tiles and without.
+CUTS = [(name, programs) for name in PRODUCTS for programs in (5, 40)]
+
+
+@pytest.mark.parametrize(("name", "programs"), CUTS)
+@pytest.mark.parametrize("columns", [64, 128, 256])
+def test_a_product_whose_last_tiles_are_cut(columns: int, name: str, programs: int) -> None:
+    """Whole tiles are written; the others are left, and their three parts, the last of which is shorter, add up."""
+    desc = PRODUCTS[name].replace(k=680, epilogue="identity", reads_c0=False)
+    target = few(programs)
+    cuts = [c for c in wgmma_cut.cuts_of(desc, target) if c.ring.n == columns and c.parts == 2]
+    if not cuts:
+        pytest.skip("does not fit, or every wave is full")
+    cut = replace(cuts[0], parts=3, depth=4)
+    x: dict[str, Any] = {**drawn(desc, 1), "alpha": 1.0}
+    workspace = torch.full((cut.nbytes + 64,), -1, dtype=torch.uint8)  # NaN
+    launch, _ = wgmma_cut.launches(desc, cut, target)
+    emulate(launch, x, workspace)
+    found = workspace.view(torch.float32)
+    assert found[-16:].isnan().all()
+    places = tiles_in_order(desc, cut)
+    expected = exact(desc, x)["c"]
+    sums = found[:-16].view(3, cut.rest, cut.ring.m, cut.ring.n).sum(0)
+    for (product, row, column), total in zip(places[cut.whole :], sums, strict=True):
+        c = x["c"][product, row : row + cut.ring.m, column : column + cut.ring.n]
+        assert c.isnan().all()
+        c.copy_(total[: c.shape[0], : c.shape[1]])
+    assert torch.equal(x["c"], expected)
 
 
 @pytest.mark.parametrize("m", [64, 136, 328, 648, 840])

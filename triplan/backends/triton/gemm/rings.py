@@ -211,13 +211,18 @@ def is_short(desc: MatrixProductDescriptor) -> bool:
 
 def ring_us(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> float:
     """Estimated microseconds of one kernel."""
-    batch, sms = math.prod(desc.lead), target.sm_count
-    tiles = tiles_in(desc, ring)
+    sms, tiles = target.sm_count, tiles_in(desc, ring)
     each = tile_us(ring, desc.k, min(tiles / sms, 1.0)) + activation_us(desc, ring.m * ring.n)
     waves = math.ceil(tiles / sms)
     compute = waves * each
     if not ring.specialised:
         compute += max(waves - 1, 0) * REFILL_US
+    return limited_us(desc, ring, waves, compute)
+
+
+def limited_us(desc: MatrixProductDescriptor, ring: Ring, waves: float, compute: float) -> float:
+    """Estimated microseconds of a kernel whose ``waves`` of tiles take ``compute`` while nothing else limits them."""
+    batch = math.prod(desc.lead)
     if ring.pingpong and is_short(desc):
         compute *= COOL_PINGPONG
     if lower(desc, ring) == 1:

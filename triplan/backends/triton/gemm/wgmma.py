@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from functools import partial
 
-from triplan.backends.runtime.launch import Counter, Int, Launch
+from triplan.backends.runtime.launch import Arg, Counter, Int, Launch
 from triplan.backends.table import Configuration
 from triplan.backends.triton.gemm.entries import for_products, hopper_kernel
 from triplan.backends.triton.gemm.guarantees import guarantee
@@ -29,6 +29,8 @@ from triplan.backends.triton.gemm.wgmma_kernels import wgmma_kernel
 from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import Target
 
+#: Arguments of ``wgmma_kernel`` that are None where no tile is cut along k (``wgmma_cut``).
+CUT_ARGUMENTS = ("partial", "whole", "parts", "depth")
 #: Constexprs of ``wgmma_kernel`` that are None without a batch.
 BATCH_CONSTEXPRS = ("A_EACH", "B_EACH", "A_SHARED", "B_SHARED", "C_SHARED")
 
@@ -46,26 +48,30 @@ def launches(desc: MatrixProductDescriptor, ring: Ring, target: Target) -> list[
     """``wgmma_kernel`` with one program per multiprocessor, or per tile if there are fewer; nothing for an empty C."""
     if desc.operand("c").numel == 0:
         return []
+    return [ring_launch(desc, ring, target, tiles_in(desc, ring), dict.fromkeys(CUT_ARGUMENTS))]
+
+
+def ring_launch(
+    desc: MatrixProductDescriptor, ring: Ring, target: Target, items: int, cut: Mapping[str, Arg]
+) -> Launch:
+    """``wgmma_kernel`` over so many ``items``: tiles, or as ``cut``, its arguments of ``CUT_ARGUMENTS``, says."""
     args, constants = common_arguments(desc, ring)
-    tiles = tiles_in(desc, ring)
-    programs = min(tiles, target.sm_count)
-    rounds = meeting_rounds(tiles, programs, desc.k)
-    return [
-        Launch(
-            wgmma_kernel,
-            programs,
-            {**args, "batch": Int(math.prod(desc.lead)), "counter": Counter(), "rounds": Int(rounds)},
-            {
-                **constants,
-                "PIECES": ring.pieces,
-                "BUFFERS": ring.buffers,
-                "LOWER": lower(desc, ring),
-                **_batch_constexprs(desc, ring),
-            },
-            num_warps=4,
-            overlaps=has_one_round(tiles, programs),
-        )
-    ]
+    programs = min(items, target.sm_count)
+    rounds = meeting_rounds(items, programs, desc.k)
+    return Launch(
+        wgmma_kernel,
+        programs,
+        {**args, "batch": Int(math.prod(desc.lead)), **cut, "counter": Counter(), "rounds": Int(rounds)},
+        {
+            **constants,
+            "PIECES": ring.pieces,
+            "BUFFERS": ring.buffers,
+            "LOWER": lower(desc, ring),
+            **_batch_constexprs(desc, ring),
+        },
+        num_warps=4,
+        overlaps=has_one_round(items, programs),
+    )
 
 
 def rank(desc: MatrixProductDescriptor, target: Target) -> float:

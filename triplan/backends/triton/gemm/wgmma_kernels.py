@@ -64,6 +64,7 @@ def load_operands(
     b,
     ring,
     extent,
+    cut,
     counter,
     rounds,
     A_ROWS: gl.constexpr,
@@ -75,27 +76,28 @@ def load_operands(
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
     LOWER: gl.constexpr,
+    CUT: gl.constexpr,
 ):
-    """The loading warp: the operands of every step of this program's tiles, through the ring.
+    """The loading warp: the operands of every step of this program's items, through the ring.
 
-    ``extent`` is (batch, tiles along m, tiles along n, steps along k, group_m). A_ROWS, B_ROWS: A and B are row-major;
-    else the maps are those of their transposes.
+    ``extent`` is (batch, tiles along m, tiles along n, steps along k, group_m); ``cut`` and CUT: see ``range_of``.
+    A_ROWS, B_ROWS: A and B are row-major; else the maps are those of their transposes.
     """
     sa, sb, _, full, empty, _ = ring
-    steps = extent[3]
     previous_wait()
     BYTES: gl.constexpr = (2 * HALF + BLOCK_N) * BLOCK_K * (a.dtype.primitive_bitwidth // 8)
     slot = 0
     phase = 1  # all slots are free at first: waiting for the phase before the first one returns at once
     meetings = open_meetings(counter, rounds)
     patience = gl.to_tensor(PATIENCE)
-    for tile in range(gl.program_id(0), tiles_in(extent, LOWER), gl.num_programs(0)):
-        patience = meet(meetings, tile // gl.num_programs(0), patience)
+    for item in range(gl.program_id(0), items_in(extent, cut, LOWER, CUT), gl.num_programs(0)):
+        patience = meet(meetings, item // gl.num_programs(0), patience)
+        tile, first, steps = range_of(item, extent, cut, LOWER, CUT)
         product, tile_m, tile_n = place_of(tile, extent, LOWER)
         row = tile_m * 2 * HALF
         column = tile_n * BLOCK_N
         for step in range(steps):
-            depth = step * BLOCK_K
+            depth = (first + step) * BLOCK_K
             ready = full.index(slot)
             mbarrier.wait(empty.index(slot), phase)
             mbarrier.expect(ready, BYTES)
@@ -110,6 +112,46 @@ def load_operands(
                 load_block(b, product, column, depth, ready, sb.index(slot), B_EACH)
             slot, phase = next_slot(slot, phase, STAGES)
     close_meetings(meetings)
+
+
+@gluon.jit
+def items_in(extent, cut, LOWER: gl.constexpr, CUT: gl.constexpr):
+    """How many items all programs share: tiles, and parts along k of those tiles that are cut."""
+    tiles = tiles_in(extent, LOWER)
+    if CUT:
+        whole, parts, _ = cut
+        return whole + (tiles - whole) * parts
+    else:  # noqa: RET505 - Gluon also compiles what follows a return
+        return tiles
+
+
+@gluon.jit
+def range_of(item, extent, cut, LOWER: gl.constexpr, CUT: gl.constexpr):
+    """(tile, first step, steps along k) of an item.
+
+    With CUT, ``cut`` is (whole, parts, depth). The first ``whole`` items are whole tiles. Each other tile is cut
+    into ``parts`` of ``depth`` steps, of which the last may have some beyond k, where TMA reads zeros. The first parts
+    of all tiles precede the second ones: what runs at a time reads the same rows.
+    """
+    steps = extent[3]
+    if CUT:
+        whole, _, depth = cut
+        rest = tiles_in(extent, LOWER) - whole
+        is_whole = item < whole
+        first = gl.where(is_whole, 0, (item - whole) // rest * depth)
+        tile = gl.where(is_whole, item, whole + (item - whole) % rest)
+        return tile, first, gl.where(is_whole, steps, depth)
+    else:  # noqa: RET505 - as above
+        return item, 0, steps
+
+
+@gluon.jit
+def store_part(acc, partial, place, layout: gl.constexpr):
+    """partial[place] = acc; ``partial`` (places, rows, columns) is packed, in f32."""
+    row = gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, layout))
+    column = gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, layout))
+    at = partial + place * (acc.shape[0] * acc.shape[1])
+    gl.store(at + (row * acc.shape[1])[:, None] + column[None, :], acc)
 
 
 @gluon.jit
@@ -183,15 +225,17 @@ def multiply(
     HAS_C0: gl.constexpr,
     C0_EACH: gl.constexpr,
     LOWER: gl.constexpr,
+    partial,
+    cut,
+    CUT: gl.constexpr,
 ):
     """C = act(alpha * A @ B + beta * C0 + bias) on warpgroup WHICH's share of this program's tiles (WHICH is 0 or 1).
 
     With 2 PIECES (cooperative): rows WHICH * 64 to WHICH * 64 + 63 of each tile. With 1 (ping-pong): every other tile,
     so that one group writes while the other multiplies. ``result``, ``added`` and ``extent``: see ``write_tile`` and
-    ``load_operands``.
+    ``load_operands``. Of a tile that is CUT along k, each part of A @ B goes to ``partial``.
     """
     _, _, sc, _, _, order = ring
-    steps = extent[3]
     previous_wait()
     PINGPONG: gl.constexpr = PIECES == 1
     ROWS: gl.constexpr = 2 * HALF // PIECES
@@ -204,9 +248,10 @@ def multiply(
     slot = 0
     phase = 0
     last = 0
-    mine = gl.cdiv(tiles_in(extent, LOWER) - gl.program_id(0), gl.num_programs(0))
+    mine = gl.cdiv(items_in(extent, cut, LOWER, CUT) - gl.program_id(0), gl.num_programs(0))
     for turn in range(WHICH if PINGPONG else 0, mine, 2 if PINGPONG else 1):
-        tile = gl.program_id(0) + turn * gl.num_programs(0)
+        item = gl.program_id(0) + turn * gl.num_programs(0)
+        tile, _none, steps = range_of(item, extent, cut, LOWER, CUT)
         product, tile_m, tile_n = place_of(tile, extent, LOWER)
         if PINGPONG:
             slot = turn * steps % STAGES
@@ -226,8 +271,14 @@ def multiply(
             acc, ring, steps, slot, phase, last, as_matrix, A_SHARED, B_SHARED, WHICH, A_ROWS, B_ROWS, PINGPONG, STAGES
         )
         first: gl.constexpr = WHICH * BUFFERS
+        if CUT:
+            is_whole = item < cut[0]
+        else:
+            is_whole: gl.constexpr = True
         if LOWER:
             write_lower(acc, result, sc, product, row, column, C_SHARED, first, added, HAS_C0, ahead, C0_EACH)
+        elif not is_whole:
+            store_part(acc, partial, (item - cut[0]) * 2 + WHICH, layout)
         else:
             write_tile(
                 acc,
@@ -264,6 +315,10 @@ def wgmma_kernel(
     c0m,
     c0_batch,
     batch,
+    partial,
+    whole,
+    parts,
+    depth,
     counter,
     rounds,
     m,
@@ -294,6 +349,9 @@ def wgmma_kernel(
     C_SHARED the layouts of blocks as matrices. Without a batch all five are None. LOWER: 0, or of a
     symmetric c the ratio of a tile's columns to its rows; only the tiles of the lower triangle are computed.
 
+    ``partial``: None, or of the tiles from ``whole`` on (see ``range_of``) the f32 accumulators of each part along k,
+    (parts, tiles, 128, BLOCK_N). Tiles are then neither shared in turns nor of a lower triangle.
+
     Runs on 4 warps, the first warpgroup, and 5 more that ``warp_specialize`` adds.
     """
     sa = gl.allocate_shared_memory(a.dtype, [STAGES * PIECES] + a.block_type.shape, a.layout)
@@ -316,7 +374,9 @@ def wgmma_kernel(
     HAS_C0: gl.constexpr = c0 is not None
     HAS_BATCH: gl.constexpr = c0_batch is not None
     result = (c, bias if HAS_BIAS else alpha, alpha, n)
+    CUT: gl.constexpr = partial is not None
     # A partition takes no None.
+    cut = (whole, parts, depth) if CUT else (m,)
     added = (c0 if HAS_C0 else alpha, beta if HAS_C0 else alpha, c0m if HAS_C0 else m, c0_batch if HAS_BATCH else m, m)
     gl.warp_specialize(
         [
@@ -342,6 +402,9 @@ def wgmma_kernel(
                     HAS_C0,
                     C0_EACH,
                     LOWER,
+                    partial if CUT else alpha,
+                    cut,
+                    CUT,
                 ),
             ),
             (
@@ -366,6 +429,9 @@ def wgmma_kernel(
                     HAS_C0,
                     C0_EACH,
                     LOWER,
+                    partial if CUT else alpha,
+                    cut,
+                    CUT,
                 ),
             ),
             (
@@ -375,6 +441,7 @@ def wgmma_kernel(
                     b,
                     ring,
                     extent,
+                    cut,
                     counter,
                     rounds,
                     A_ROWS,
@@ -386,6 +453,7 @@ def wgmma_kernel(
                     BLOCK_K,
                     STAGES,
                     LOWER,
+                    CUT,
                 ),
             ),
         ],
