@@ -32,7 +32,7 @@ from triplan.backends.triton.gemm.matrices import (
     vector_elements,
 )
 from triplan.backends.triton.gemm.tile_costs import stray_us, tile_us
-from triplan.backends.triton.gemm.tile_shapes import Tile, programs_of, tiles_of
+from triplan.backends.triton.gemm.tile_shapes import SHALLOW_TF32X3, Tile, programs_of, tiles_of
 from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import SUPPORTED, ArchSku, MathPrecision, Support, Target
 from triplan.sku.facts import fact
@@ -109,7 +109,8 @@ def splits_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Split, ...
     found = (t for t in tiles_of(desc, target) if not spills or t.accumulators <= MAX_ACCUMULATORS_ELEMENTWISE)
     loaded = desc.element.itemsize == 2 and any(is_elementwise(desc.operand(name)) for name in "ab")
     most = MAX_TILE_ROWS_ELEMENTWISE if loaded else MAX_TILE_ROWS
-    return tuple(splits_with((t for t in found if t.m <= most), desc.k))
+    # A shallow tile is for programs of many steps; pieces of k have few.
+    return tuple(splits_with((t for t in found if t.m <= most and t != SHALLOW_TF32X3), desc.k))
 
 
 @fact
@@ -282,7 +283,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="split_k",
-        version=11,
+        version=10,
         elements=ELEMENTS,
         supports=supports,
         rank=rank,
