@@ -156,6 +156,9 @@ MEETING_K = 2048
 ALONE_SPEEDUP = 0.48
 #: By how much operands stream slower where none of a tile's rows lie within A.
 OUTSIDE_SLOWDOWN = 0.4
+#: Bytes of a line of the L2 cache, and at how many TB/s lines reach all multiprocessors. The rate is set by hand, from
+#: products of 3000 on an H200 by a run that is not published: rings of 256 and of 128 columns took 109 and 134 us.
+LINE_BYTES, LINES_RATE = 128, 13.2
 
 
 def _rates(ring: Ring) -> Rates:
@@ -243,7 +246,24 @@ def limited_us(desc: MatrixProductDescriptor, ring: Ring, waves: float, compute:
         filled = desc.k * rows / TMA_ROWS_PER_US
     elif b_ends:  # rows of B end in the last tile of a row
         filled = waves * desc.k * TMA_ENDING[1] / TMA_ROWS_PER_US / -(-desc.n // ring.n)
-    return FIXED_US[ring.specialised] + combined(compute, memory, filled, power=LIMITS_POWER)
+    lines = lines_us(desc, ring)
+    return FIXED_US[ring.specialised] + combined(compute, memory, filled, lines, power=LIMITS_POWER)
+
+
+def lines_us(desc: MatrixProductDescriptor, ring: Ring) -> float:
+    """Microseconds in which the lines that a tile's rows touch reach the multiprocessors, if those lie across lines.
+
+    TMA reads 128 bytes of a row at a time. Between two lines these take both. Where rows begin at lines, the rates of
+    the rings say how fast operands come.
+    """
+    touched = 0
+    for operand, rows in ((desc.operand("a"), min(ring.m, desc.m)), (desc.operand("b"), min(ring.n, desc.n))):
+        axis = unit_axis(operand)
+        pitch = operand.shape[-1 if axis is None else axis] * desc.element.itemsize
+        touched += rows * (2 if pitch % LINE_BYTES else 1)
+    if touched == min(ring.m, desc.m) + min(ring.n, desc.n):
+        return 0.0
+    return tiles_in(desc, ring) * touched * desc.k * desc.element.itemsize / (LINES_RATE * TERA_PER_US)
 
 
 @fact
