@@ -297,6 +297,17 @@ def test_several_pixels_a_row(
     check_channels(op, fields, where, kernel, sizes)
 
 
+@pytest.mark.parametrize("sizes", [(300, 24, 1), (5, 2, 4500), (643, 515, 1)], ids=["rows", "pixels", "joined"])
+@pytest.mark.parametrize(("where", "kernel"), places("channels"))
+@pytest.mark.parametrize("op", OPS[:2])
+def test_merges_of_several_steps(
+    op: str, where: str, kernel: str | None, sizes: tuple[int, ...], few_programs: None, constant: SetConstant
+) -> None:
+    constant(channels, "MOST_MERGED", 2)
+    assert geometry_of(op, sizes).partials > 2
+    check_channels(op, {}, where, kernel, sizes)
+
+
 @pytest.mark.parametrize("sizes", [(3, 35, 684), (5, 2, 1026)], ids=["several tiles a program", "short vectors"])
 @pytest.mark.parametrize(("where", "kernel"), places("channels"))
 @pytest.mark.parametrize("fields", [{}, {"relu": True, "residual": True}], ids=["", "added"])

@@ -402,6 +402,7 @@ UNFOLDED: dict[str, dict[str, Any]] = {
     "strides": {"kernel": (3, 2), "stride": (2, 2), "padding": (1, 1, 2, 0), "dilation": (1, 2), "width": 11},
     "parts": {"kernel": (3, 3), "padding": (1, 1, 1, 1), "height": 17, "width": 9, "out_channels": 33},
     "one column": {"kernel": (2, 5), "width": 1, "padding": (0, 1, 2, 2)},
+    "groups": {"kernel": (2, 3), "stride": (1, 2), "width": 9, "in_channels": 9, "out_channels": 51, "groups": 3},
 }
 
 

@@ -29,6 +29,7 @@ CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "strided_pointwise": ((2, 64, 15, 18, 72, 1, 1), {"stride": (2, 1)}),
     "dilated": ((2, 64, 17, 16, 64, 3, 2), {"padding": (2, 2, 1, 1), "dilation": (2, 2)}),
     "wide": ((1, 72, 6, 70, 264, 1, 5), {"padding": (0, 0, 2, 2)}),
+    "strided_wide": ((2, 72, 13, 37, 72, 1, 5), {"padding": (1, 0, 2, 2), "stride": (2, 2)}),
     "square": ((2, 64, 13, 18, 128, 3, 3), {"padding": (1, 1, 1, 1), "has_bias": True}),
     "few": ((2, 32, 13, 18, 24, 3, 2), {"padding": (1, 1, 0, 1), "has_bias": True}),
     "few_to_many": ((2, 24, 9, 18, 72, 3, 3), {"padding": (1, 1, 1, 1), "stride": (2, 2)}),

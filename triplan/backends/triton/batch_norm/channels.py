@@ -47,8 +47,10 @@ VECTOR_BYTES = 8
 #: Idle lanes at most, as a part of all, where several pixels of all channels are one row (see ``joined``); and the
 #: smallest part of a block that channels must fill for it: of fewer, partial sums are many. Untuned.
 JOINED_IDLE, JOINED_LEAST = 0.1, 1 / 3
-#: Partial sums and channels that a program merges at a time, and warps. Untuned.
+#: Partial sums and channels that a program merges at a time, and warps. Of more partial sums as many as MOST_MERGED, of
+#: fewer channels: each time, a program waits for the L2 cache. Untuned.
 MERGE_PARTS, MERGE_CHANNELS, MERGE_WARPS = 256, 16, 8
+MOST_MERGED = 1024
 #: torch's default.
 MOMENTUM = 0.1
 
@@ -87,18 +89,19 @@ class Geometry(NamedTuple):
         return self.parts * self.across
 
     @property
-    def merging(self) -> tuple[int, int]:
-        """Partial sums that a merging program holds at a time, and its warps."""
-        parts = min(ceil_power(self.partials), MERGE_PARTS)
-        return parts, max(parts * MERGE_WARPS // MERGE_PARTS, 1)
+    def merging(self) -> tuple[int, int, int]:
+        """Partial sums and channels that a merging program holds at a time, and its warps."""
+        parts, size = min(ceil_power(self.partials), MOST_MERGED), MERGE_PARTS * MERGE_CHANNELS
+        channels = min(size // parts, MERGE_CHANNELS)
+        return parts, channels, max(parts * channels * MERGE_WARPS // size, 1)
 
     @property
     def depth(self) -> int:
         """Additions on the path of a term of a sum: of a place, within a thread and between threads, of a merge."""
-        parts, warps = self.merging
+        parts, channels, warps = self.merging
         tile = self.height * self.block // (32 * self.warps) + 12
         each = self.each + (self.pixels > 1)
-        return each + tile + -(-self.partials // parts) + parts * MERGE_CHANNELS // (32 * warps) + 12
+        return each + tile + -(-self.partials // parts) + parts * channels // (32 * warps) + 12
 
 
 @fact
@@ -298,7 +301,7 @@ def arguments(desc: ImagesProblem, found: Geometry) -> dict[str, Arg]:
         "blocks": Int(found.blocks),
         "held": Int(found.each * found.height),
         "width": Int(1 if found.last else found.block),
-        "across": Int(found.across),
+        "across": Int(found.across) if found.across > 1 else None,
         "parts": Int(found.partials),
         "eps": Float(getattr(desc, "eps", 0.0), compute),
         "momentum": Scalar("momentum", compute, MOMENTUM) if "momentum" in own else None,
@@ -326,17 +329,17 @@ def launch(which: Any, programs: int, given: Mapping[str, Arg], warps: int, **co
 def summing(desc: ImagesProblem, found: Geometry, which: Any, merge: Any, given: Mapping[str, Arg]) -> list[Launch]:
     """The launches that sum parts of each channel and merge them."""
     acc = TL[desc.element.compute]
-    parts, warps = found.merging
+    parts, channels, warps = found.merging
     alone = {"rows": Int(desc.batch), "channels": count(desc.channels)} if found.pixels > 1 else {}
     own = {**given, "each": Int(found.each)}
     tile = {"LAST": found.last, "COMPUTE": acc, "ROWS": found.height, "BLOCK": found.block}
     # A second tile fits the registers where its elements are not widened and no residual is read beside it.
     several = found.each > 1 and isinstance(desc, BatchNormBackwardDescriptor) and not desc.residual
     tile["AHEAD"] = several and desc.element is desc.element.compute
-    merging = {"COMPUTE": acc, "PARTS": parts, "BLOCK": MERGE_CHANNELS}
+    merging = {"COMPUTE": acc, "PARTS": parts, "BLOCK": channels}
     return [
         launch(which, found.blocks * found.parts, own, found.warps, **tile),
-        launch(merge, -(-desc.channels // MERGE_CHANNELS), {**given, **alone}, warps, **merging),
+        launch(merge, -(-desc.channels // channels), {**given, **alone}, warps, **merging),
     ]
 
 
@@ -363,6 +366,7 @@ def build(desc: BatchNormProblem, target: Target) -> list[Launch]:
             given |= {"dout": given["dresidual"], "dout_strides": given["dresidual_strides"], "out": None}
     last = kernels.batch_norm_gradient_kernel if back else kernels.batch_norm_apply_kernel
     tile = {"LAST": found.last, "COMPUTE": TL[compute], "ROWS": found.height, "BLOCK": found.block, "RELU": desc.relu}
+    tile["EARLY"] = desc.sums and not (desc.residual and back)
     warps = min(found.warps, APPLY_WARPS) if found.last else found.warps
     return [*launches, launch(last, found.blocks * found.groups, given, warps, **tile)]
 
@@ -378,6 +382,6 @@ for _cls in (BatchNormDescriptor, BatchNormBackwardDescriptor):
             guarantee=guarantee,
             numerics=numerics,
             workspace=workspace,
-            version=4,  # tiles of fewer images
+            version=5,  # merges of more parts at a time
             layout=layout,
         )(build)

@@ -13,6 +13,10 @@ or, with ``inner``, so many rows of each image are vectors of ``pixels`` pixels,
 pixels of ``own`` channels each: all of their elements are columns, which ``channels`` counts, and ``rest`` those of the
 last pixels, which fill no row (None: there are none). Partial results are [parts, channels]
 of COMPUTE, which is f32, or f64 for f64. No atomics: every order is fixed.
+
+Kernels that sum come first, and allow the next launch only after they have waited for what is ahead. So the last kernel
+may read images while sums are merged: see ``allow_next``. EARLY says that there are such launches ahead of it, none of
+which writes what it reads.
 """
 
 # mypy: ignore-errors
@@ -22,7 +26,7 @@ import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.offsets_kernels import load_tile, store_tile
-from triplan.backends.triton.common.overlap import begin
+from triplan.backends.triton.common.overlap import allow_next, wait_for_previous
 from triplan.backends.triton.common.rows_kernels import axis_offset
 
 
@@ -137,7 +141,8 @@ def batch_norm_statistics_kernel(
     Each place of a tile has accumulators of its own, so that the loop needs no other thread; they are merged at the end
     (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance").
     """
-    begin(OVERLAPS)
+    wait_for_previous(OVERLAPS)
+    allow_next(OVERLAPS)
     channel, pixel, live, beside = columns_of(channels, pixels, blocks, LAST, BLOCK)
     part = tl.program_id(0) // blocks
     row = part * each * ROWS + tl.arange(0, ROWS)[:, None]
@@ -222,6 +227,7 @@ def batch_norm_apply_kernel(
     rest,
     eps,
     RELU: tl.constexpr,
+    EARLY: tl.constexpr,
     LAST: tl.constexpr,
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -233,9 +239,16 @@ def batch_norm_apply_kernel(
     mean, rstd: [channels] of COMPUTE; with ``running_mean`` and ``running_var`` they are computed from those, and
     written. weight, bias and running statistics: [channels] of a parameter's element, or absent.
     """
-    begin(OVERLAPS)
+    allow_next(OVERLAPS)
+    if not EARLY:
+        wait_for_previous(OVERLAPS)
     channel, pixel, live, beside = columns_of(channels, pixels, blocks, LAST, BLOCK)
     part = tl.program_id(0) // blocks
+    row = part * ROWS + tl.arange(0, ROWS)[:, None]
+    mask = live & (row < rows)
+    v = read(x, x_strides, row, channel, pixel, inner, mask).to(COMPUTE)
+    if EARLY:
+        wait_for_previous(OVERLAPS)
     exists = channel < channels
     number = own_of(channel, own)
     shift = None
@@ -252,9 +265,6 @@ def batch_norm_apply_kernel(
         r = r * parameter_of(weight, number, exists, COMPUTE)
     if bias is not None:
         shift = parameter_of(bias, number, exists, COMPUTE)
-    row = part * ROWS + tl.arange(0, ROWS)[:, None]
-    mask = live & (row < rows)
-    v = read(x, x_strides, row, channel, pixel, inner, mask).to(COMPUTE)
     v = applied(v, m, r, shift, residual, residual_strides, row, channel, pixel, inner, mask, RELU)
     write(out, out_strides, row, channel, pixel, inner, v, mask)
     if rest is not None:
@@ -325,7 +335,8 @@ def batch_norm_sums_kernel(
     sums of its own, which are added at the end. With AHEAD a tile is loaded while the one before it is added up.
     Without ``per`` mean and rstd are [channels]; otherwise [images, groups], of groups of ``per`` channels.
     """
-    begin(OVERLAPS)
+    wait_for_previous(OVERLAPS)
+    allow_next(OVERLAPS)
     channel, pixel, live, beside = columns_of(channels, pixels, blocks, LAST, BLOCK)
     part = tl.program_id(0) // blocks
     exists = channel < channels
@@ -371,17 +382,25 @@ def batch_norm_sums_kernel(
 
 
 @jit
-def write_gradient(dout, x, out, dx, strides, row, channel, pixel, inner, mask, means, scale, COMPUTE: tl.constexpr):
-    """dx = (dout - total - (x - mean) * slope) * scale of a tile; without ``means`` dx = dout * scale.
-
-    means: of the tile's channels the mean, the total and the slope, rstd * projection; strides: of dout, x, out and dx.
-    """
+def read_gradient(dout, x, out, total, strides, row, channel, pixel, inner, mask, COMPUTE: tl.constexpr):
+    """(dout, x) of a tile; x is not read without ``total``. strides: of dout, x and out."""
     d = read(dout, strides[0], row, channel, pixel, inner, mask).to(COMPUTE)
     d = passed_on(d, out, strides[2], row, channel, pixel, inner, mask)
-    if means is not None:
+    v = d
+    if total is not None:
         v = read(x, strides[1], row, channel, pixel, inner, mask).to(COMPUTE)
+    return d, v
+
+
+@jit
+def write_gradient(d, v, dx, strides, row, channel, pixel, inner, mask, means, scale):
+    """dx = (d - total - (v - mean) * slope) * scale of a tile; without ``means`` dx = d * scale.
+
+    means: of the tile's channels the mean, the total and the slope, rstd * projection.
+    """
+    if means is not None:
         d = d - means[1] - (v - means[0]) * means[2]
-    write(dx, strides[3], row, channel, pixel, inner, d * scale, mask)
+    write(dx, strides, row, channel, pixel, inner, d * scale, mask)
 
 
 @jit
@@ -406,6 +425,7 @@ def batch_norm_gradient_kernel(
     blocks,
     own,
     rest,
+    EARLY: tl.constexpr,
     LAST: tl.constexpr,
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -416,9 +436,17 @@ def batch_norm_gradient_kernel(
 
     total, projection: means of dout and of dout * hat, [channels] of COMPUTE. With ``out`` dout is 0 where that is.
     """
-    begin(OVERLAPS)
+    allow_next(OVERLAPS)
+    if not EARLY:
+        wait_for_previous(OVERLAPS)
     channel, pixel, live, _ = columns_of(channels, pixels, blocks, LAST, BLOCK)
     part = tl.program_id(0) // blocks
+    strides = (dout_strides, x_strides, out_strides)
+    row = part * ROWS + tl.arange(0, ROWS)[:, None]
+    mask = live & (row < rows)
+    d, v = read_gradient(dout, x, out, total, strides, row, channel, pixel, inner, mask, COMPUTE)
+    if EARLY:
+        wait_for_previous(OVERLAPS)
     exists = channel < channels
     number = own_of(channel, own)
     r = parameter_of(rstd, number, exists, COMPUTE)
@@ -430,11 +458,9 @@ def batch_norm_gradient_kernel(
         m = parameter_of(mean, number, exists, COMPUTE)
         t = parameter_of(total, number, exists, COMPUTE)
         means = (m, t, parameter_of(projection, number, exists, COMPUTE) * r)
-    strides = (dout_strides, x_strides, out_strides, dx_strides)
-    row = part * ROWS + tl.arange(0, ROWS)[:, None]
-    mask = live & (row < rows)
-    write_gradient(dout, x, out, dx, strides, row, channel, pixel, inner, mask, means, scale, COMPUTE)
+    write_gradient(d, v, dx, dx_strides, row, channel, pixel, inner, mask, means, scale)
     if rest is not None:
         if (part + 1) * ROWS >= rows:
             row, mask = rest_of(rows, channel, rest, ROWS)
-            write_gradient(dout, x, out, dx, strides, row, channel, pixel, inner, mask, means, scale, COMPUTE)
+            d, v = read_gradient(dout, x, out, total, strides, row, channel, pixel, inner, mask, COMPUTE)
+            write_gradient(d, v, dx, dx_strides, row, channel, pixel, inner, mask, means, scale)

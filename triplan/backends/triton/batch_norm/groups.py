@@ -177,6 +177,6 @@ for _cls in (GroupNormDescriptor, GroupNormBackwardDescriptor):
             guarantee=guarantee,
             numerics=numerics,
             workspace=workspace,
-            version=3 if _cls is GroupNormBackwardDescriptor else 1,  # tiles of fewer images
+            version=4 if _cls is GroupNormBackwardDescriptor else 1,  # merges of more parts at a time
             layout=layout,
         )(build)

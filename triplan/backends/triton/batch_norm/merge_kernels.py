@@ -23,12 +23,14 @@ def next_of(running, next, channel, exists, statistic, momentum):
 @jit
 def count_of(part, full, pixels, held, width, across, parts, more, COMPUTE: tl.constexpr):
     """Elements of a part, see ``batch_norm_merge_kernel``."""
-    height = tl.minimum(full - part // across * held, held)
+    line, beside, last = part, part * 0, parts - 1
+    if across is not None:
+        line, beside, last = part // across, part % across, parts // across - 1
+    height = tl.minimum(full - line * held, held)
     if more is None:
-        count = height.to(COMPUTE) * tl.minimum(pixels - part % across * width, width).to(COMPUTE)
+        count = height.to(COMPUTE) * tl.minimum(pixels - beside * width, width).to(COMPUTE)
     else:
-        is_last = part // across == parts // across - 1
-        count = (height + (is_last & (part % across < more)).to(height.dtype)).to(COMPUTE)
+        count = (height + ((line == last) & (beside < more)).to(height.dtype)).to(COMPUTE)
     return count
 
 
@@ -61,31 +63,39 @@ def batch_norm_merge_kernel(
     """mean, rstd and the next running statistics of BLOCK channels, from the partial ones in their order.
 
     means, squares: [parts, channels]; a part has at most ``held`` rows and ``width`` pixels of a channel, ``across``
-    parts the same rows, of which there are ``full``. With ``more``, each of the ``across`` parts has one pixel of these
-    rows; the last rows are followed by ``more`` pixels. mean, rstd: [channels] of COMPUTE; running and next statistics:
-    of a parameter's element, or absent.
+    parts (None: one) the same rows, of which there are ``full``. With ``more``, each of the ``across`` parts has one
+    pixel of these rows; the last rows are followed by ``more`` pixels. mean, rstd: [channels] of COMPUTE; running and
+    next statistics: of a parameter's element, or absent.
     """
     begin(OVERLAPS)
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     exists = channel < channels
     total = tl.full((), rows, COMPUTE) * tl.full((), pixels, COMPUTE)
-    a = tl.zeros((PARTS, BLOCK), COMPUTE)
-    for step in range(tl.cdiv(parts, PARTS)):
-        part = step * PARTS + tl.arange(0, PARTS)[:, None]
-        count = count_of(part, full, pixels, held, width, across, parts, more, COMPUTE)
-        live = exists & (part < parts)
-        v = tl.load(means + part.to(tl.int64) * channels + channel, mask=live, other=0.0)
-        a += tl.where(live, v * (count / total), 0.0)
+    part = tl.arange(0, PARTS)[:, None]
+    # Of the first parts, which are mostly all, nothing is read twice.
+    count = count_of(part, full, pixels, held, width, across, parts, more, COMPUTE)
+    live = exists & (part < parts)
+    at = part.to(tl.int64) * channels + channel
+    v = tl.load(means + at, mask=live, other=0.0)
+    b = tl.load(squares + at, mask=live, other=0.0)
+    a = tl.where(live, v * (count / total), 0.0)
+    for step in range(1, tl.cdiv(parts, PARTS)):
+        later = step * PARTS + part
+        of_later = count_of(later, full, pixels, held, width, across, parts, more, COMPUTE)
+        beyond = exists & (later < parts)
+        term = tl.load(means + later.to(tl.int64) * channels + channel, mask=beyond, other=0.0)
+        a += tl.where(beyond, term * (of_later / total), 0.0)
     centre = tl.sum(a, 0, keep_dims=True)
-    b = tl.zeros((PARTS, BLOCK), COMPUTE)
-    for step in range(tl.cdiv(parts, PARTS)):
-        part = step * PARTS + tl.arange(0, PARTS)[:, None]
-        count = count_of(part, full, pixels, held, width, across, parts, more, COMPUTE)
-        live = exists & (part < parts)
-        at = part.to(tl.int64) * channels + channel
-        apart = tl.load(means + at, mask=live, other=0.0) - centre
-        square = tl.load(squares + at, mask=live, other=0.0)
-        b += tl.where(live, square + count * apart * apart, 0.0)
+    v -= centre
+    b = tl.where(live, b + count * v * v, 0.0)
+    for step in range(1, tl.cdiv(parts, PARTS)):
+        later = step * PARTS + part
+        of_later = count_of(later, full, pixels, held, width, across, parts, more, COMPUTE)
+        beyond = exists & (later < parts)
+        at = later.to(tl.int64) * channels + channel
+        apart = tl.load(means + at, mask=beyond, other=0.0) - centre
+        square = tl.load(squares + at, mask=beyond, other=0.0)
+        b += tl.where(beyond, square + of_later * apart * apart, 0.0)
     square = tl.sum(b, 0, keep_dims=True)
     tl.store(mean + channel, centre, mask=exists)
     tl.store(rstd + channel, tl.rsqrt(square / total + eps), mask=exists)

@@ -165,6 +165,6 @@ kernel(
     rank=rank,
     guarantee=guarantee,
     workspace=workspace,
-    version=3,  # sums of planes
+    version=4,  # merges of more parts at a time
     layout=layout,
 )(build)

@@ -1,6 +1,6 @@
 """Kernel ``columns``: the gradient of weight in tf32, over copies of both factors whose columns are adjacent.
 
-For strides that ``wgmma`` does not take.
+For strides and groups that ``wgmma`` does not take.
 
 wgmma multiplies tf32 only if the terms of a sum are adjacent: here pixels, where channels are last in memory. A copy of
 x has what each tap of a row reads, so that the pixels of both factors have the same columns, whatever the strides. In
@@ -39,7 +39,7 @@ TERAFLOPS, STEP_US, WAIT_US = 170.0, 0.7, 10.0
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Filters and terms of a tile; tiles of these; parts, and the pixels of each."""
+    """Filters and terms of a tile; tiles of these in a group; parts, and the pixels of each."""
 
     m: int
     n: int
@@ -70,21 +70,19 @@ def _division(desc: Conv2dProblem) -> Division:
     terms = desc.kernel[1] * desc.channels
     m, n = (min(BLOCK, max(ceil_power(size), 16)) for size in (desc.filters, terms))
     tiles = (-(-desc.filters // m), -(-terms // n))
-    products, blocks = tiles[0] * tiles[1] * desc.kernel[0], -(-_pixels(desc) // DEPTH)
+    products, blocks = tiles[0] * tiles[1] * desc.groups * desc.kernel[0], -(-_pixels(desc) // DEPTH)
     parts, each = shared.parts_of(blocks, products, BUSY_PROGRAMS, MOST_PARTS)
     return Division(m, n, tiles, parts, each * DEPTH)
 
 
 def _programs(desc: Conv2dProblem) -> int:
     d = _division(desc)
-    return d.tiles[0] * d.tiles[1] * desc.kernel[0] * d.parts
+    return d.tiles[0] * d.tiles[1] * desc.groups * desc.kernel[0] * d.parts
 
 
 def supports(desc: Conv2dProblem, target: Target) -> Support:
     if desc.multiplicands is not MathPrecision.TF32:
         return Support.no("f32 is multiplied as f32; it multiplies as tf32")
-    if desc.groups > 1:
-        return Support.no(f"{desc.groups} groups; it has one")
     if desc.operand("dweight").numel * desc.batch == 0:
         return Support.no("an operand is empty")
     if _pixels(desc) >= shared.MOST or desc.batch * desc.height >= shared.MOST:
@@ -97,7 +95,8 @@ def rank(desc: Conv2dProblem, target: Target) -> float:
     d, programs = _division(desc), _programs(desc)
     steps = d.each // DEPTH
     flops = 2.0 * programs * steps * DEPTH * d.m * d.n
-    work = max(flops / (TERAFLOPS * card.TERA_PER_US) * max(target.sm_count / programs, 1.0), steps * STEP_US)
+    waiting = steps * STEP_US * max(programs / BUSY_PROGRAMS, 1.0)  # groups of few channels have narrow tiles
+    work = max(flops / (TERAFLOPS * card.TERA_PER_US) * max(target.sm_count / programs, 1.0), waiting)
     launches = 2 if d.parts > 1 else 1
     moved = 8 * desc.operand("dweight").numel * d.parts
     beside = launches * card.LAUNCH_US + WAIT_US + moved / card.BYTES_PER_US
@@ -123,6 +122,7 @@ def build(desc: Conv2dProblem, target: Target) -> list[Launch]:
         "filters": count(desc.filters),
         "terms": count(desc.kernel[1] * desc.channels),
         "channels": Int(desc.channels),
+        "groups": Int(desc.groups) if desc.groups > 1 else None,
         "kernel_rows": Int(desc.kernel[0]),
         "stride_rows": Int(desc.stride[0]),
         "above": Int(desc.padding[0]),

@@ -24,6 +24,7 @@ def conv2d_weight_columns_kernel(
     filters,
     terms,
     channels,
+    groups,
     kernel_rows,
     stride_rows,
     above,
@@ -37,20 +38,26 @@ def conv2d_weight_columns_kernel(
 ):
     """out[part, filter, channel, r, s] = sum over ``each`` pixels (n, p, q) of dout[n, p, filter, q] * x[n, p *
     stride_rows + r * dilation_rows - above, (s, channel), q]: BLOCK_M filters by BLOCK_N ``terms`` (s, channel), one
-    row r of taps and one part.
+    row r of taps and one part. ``filters``, ``terms`` and ``channels`` are those of one of ``groups`` (None: 1).
 
-    ``dout`` (image, row, filter, column) and ``x`` (image, row, term, column), packed, of f32; both have ``wide``
-    columns, and 0 in those that were added. ``out`` (part, filter, channel, tap row, tap column), of f32, its parts
-    ``part_stride`` apart; strides in this order, None for 1. So both factors are read in vectors of the pixels that
-    are summed, side by side, as wgmma takes tf32.
+    ``dout`` (image, row, filter, column) and ``x`` (image, row, term, column), packed, of f32, with the filters and
+    terms of all groups; both have ``wide`` columns, and 0 in those that were added. ``out`` (part, filter, channel, tap
+    row, tap column), of f32, its parts ``part_stride`` apart; strides in this order, None for 1. So both factors are
+    read in vectors of the pixels that are summed, side by side, as wgmma takes tf32.
     """
     program = tl.program_id(0)
     term = program % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
     program = program // tiles_n
     own = program % tiles_m * BLOCK_M + tl.arange(0, BLOCK_M)
     program = program // tiles_m
-    tap_row, part = program % kernel_rows, program // kernel_rows
     in_filters, in_terms = own < filters, term < terms
+    channel, tap_column = term % channels, term // channels
+    if groups is not None:
+        group, program = program % groups, program // groups
+        own += group * filters
+        term = (tap_column * groups + group) * channels + channel
+        filters, terms = filters * groups, terms * groups
+    tap_row, part = program % kernel_rows, program // kernel_rows
     dout += offset(own, wide)[None, :]
     x += offset(term, wide)[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -67,7 +74,6 @@ def conv2d_weight_columns_kernel(
         at = offset(image * height + y, wide) * terms + column
         b = tl.load(x + at[:, None], mask=found[:, None] & in_terms[None, :], other=0.0)
         acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION)
-    channel, tap_column = term % channels, term // channels
     at = out + part.to(tl.int64) * part_stride + offset(tap_row, out_strides[2])
     at = at + offset(own, out_strides[0])[:, None]
     at = at + (offset(channel, out_strides[1]) + offset(tap_column, out_strides[3]))[None, :]

@@ -59,6 +59,6 @@ entries(
     filled=_filled,
     elements=(*wgmma.HALF, "f32"),
     version=3,
-    weight={"version": 2},
+    weight={"version": 3},
     **wgmma.HOPPER,
 )

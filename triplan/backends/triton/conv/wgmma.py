@@ -13,7 +13,14 @@ from triplan.backends.triton.common import card
 from triplan.backends.triton.common.offsets import values
 from triplan.backends.triton.common.strides import axis_strides
 from triplan.backends.triton.conv import shared, wgmma_division
-from triplan.backends.triton.conv.wgmma_division import MOST_MAPS, PIXELS, Division, end_under, summed_box
+from triplan.backends.triton.conv.wgmma_division import (
+    MOST_MAPS,
+    PIXELS,
+    Division,
+    end_under,
+    row_remainders,
+    summed_box,
+)
 from triplan.backends.triton.conv.wgmma_kernels import conv2d_wgmma_kernel
 from triplan.backends.triton.conv.wgmma_rows_kernels import conv2d_rows_wgmma_kernel
 from triplan.backends.triton.conv.wgmma_tiles import (
@@ -268,9 +275,9 @@ def _by_remainder(desc: Conv2dProblem, block: tuple[int, int, int, int]) -> list
 
 
 def _by_tap(desc: Conv2dProblem, block: tuple[int, int, int, int]) -> list[TensorMap]:
-    """For each remainder of the rows and each tap of a row."""
+    """For each remainder of the rows that taps read and each tap of a row."""
     found = []
-    for row, tap in itertools.product(range(desc.stride[0]), range(desc.kernel[1])):
+    for row, tap in itertools.product(row_remainders(desc), range(desc.kernel[1])):
         column = (tap * desc.dilation[1] - desc.padding[2]) % desc.stride[1]
         found.append(_map("x", desc.element, block, (row, column), desc.stride, end_under(desc, tap)))
     return found
@@ -419,7 +426,7 @@ def weight_sums(desc: Conv2dProblem, target: Target, out: Arg, out_strides: tupl
     constants = {
         **_box(tile),
         **_strides(desc, dense=False),
-        "CLIPPED": clipped,
+        "CLIPPED": len(row_remainders(desc)) if clipped else 0,
         "MAPS": len(maps),
         "FILTERS": tile.rows,
         "COLUMNS": tile.columns,
@@ -440,6 +447,6 @@ shared.register(
     numerics=numerics,
     elements=(*HALF, "f32"),
     version=3,
-    weight={"version": 3},
+    weight={"version": 4},
     **HOPPER,
 )

@@ -50,7 +50,12 @@ def summed_box(desc: Conv2dProblem) -> tuple[int, int, int]:
 def _clips(desc: Conv2dProblem) -> bool:
     """Whether there can be a map for each remainder of the rows and tap of a row: a few, none of them empty."""
     ends = [end_under(desc, tap) for tap in range(desc.kernel[1])]
-    return desc.stride[0] * len(ends) <= MOST_MAPS and min(ends) >= desc.stride[1]
+    return len(row_remainders(desc)) * len(ends) <= MOST_MAPS and min(ends) >= desc.stride[1]
+
+
+def row_remainders(desc: Conv2dProblem) -> list[int]:
+    """Of the rows of x that taps read, modulo the stride."""
+    return sorted({(tap * desc.dilation[0] - desc.padding[0]) % desc.stride[0] for tap in range(desc.kernel[0])})
 
 
 def end_under(desc: Conv2dProblem, tap: int) -> int:

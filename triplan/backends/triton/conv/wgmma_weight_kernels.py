@@ -54,7 +54,7 @@ def blocks_under(
     down = tap // tap_columns * dilation_rows - above
     along = tap_column * dilation_columns - left
     if CLIPPED:
-        which = (down & (STRIDE_ROWS - 1)) * tap_columns + tap_column
+        which = (down & (CLIPPED - 1)) * tap_columns + tap_column
     else:
         which = remainder_of(down, along, STRIDE_ROWS, STRIDE_COLUMNS)
     found = ((which, down, along, block % blocks * CHANNELS),)
@@ -321,7 +321,7 @@ def conv2d_weight_wgmma_kernel(
     ``piece_of`` say which boxes of which tiles a share sums, which fixes the order of the sum.
     ``dout`` and ``x0`` to ``x3`` as in ``conv2d_wgmma_kernel``. Boxes end where rows and columns of dout do, or where
     there is no image: 0 times an infinity of x would be NaN. With CLIPPED they may pass the last column: there is a map
-    for each remainder of the rows and tap of a row, which ends where dout's last column meets x.
+    for each of CLIPPED remainders of the rows and tap of a row, which ends where dout's last column meets x.
     With WHOLE the shares are whole tiles, and ``out`` has the element of the operands. Without, ``out`` is the slots of
     pieces in f32, of (FILTERS, COLUMNS) blocks as ``store_piece`` writes them; ``out_strides`` is not read.
     ``sizes``: filters, channels, taps, those of a row; ``extent``: ``work`` (tiles, shares, lanes of a tile, boxes),

@@ -191,12 +191,16 @@ def build(desc: ResizeProblem, target: Target) -> list[Launch]:
     if back:
         rows, columns = (along.reach for along in _along(desc))
         constants |= unrolled(desc, found, rows, columns)
+        if columns <= constants["COLUMNS"]:
+            args["reach_columns"] = None
     which = kernels.resize_backward_kernel if back else kernels.resize_kernel
     if found.sweeps:
         which = kernels.resize_swept_kernel
         args, constants = taken(which, args), taken(which, constants)
-    # Left alone, ptxas spills registers of gradients on sm_80, to raise occupancy.
-    most = card.MAX_THREAD_REGISTERS if back and target.arch is ArchSku.SM80 else None
+    # Left alone, ptxas spills registers of gradients on sm_80, to raise occupancy; of few programs, whose occupancy is
+    # low, it lets loads wait for each other.
+    alone = back and (target.arch is ArchSku.SM80 or found.pixels == RESULTS[0])
+    most = card.MAX_THREAD_REGISTERS if alone else None
     return [Launch(which, _programs(desc), args, constants, num_warps=found.warps, max_registers=most, fuses=False)]
 
 

@@ -68,18 +68,46 @@ def first_reader(
 
 
 @jit
-def takes_part(
-    mask, row, column, p, q, step_rows, step_columns, height, width, rows, columns,
-    BETWEEN_ROWS: tl.constexpr, BETWEEN_COLUMNS: tl.constexpr, CENTERS: tl.constexpr, POSITION: tl.constexpr,
+def share_along(at, reader, step, extent, results, LINEAR: tl.constexpr, CENTERS: tl.constexpr, POSITION: tl.constexpr):
+    """Along an axis: (whether the result ``reader`` exists and reads pixel ``at``; its weight there)."""
+    i, w = source(reader, step, extent[0], LINEAR, CENTERS, POSITION)
+    hit, weight = share(at, i, w, LINEAR)
+    return hit & (reader < results[0]), weight
+
+
+@jit
+def shares_along(
+    at, reader, step, extent, results,
+    COUNT: tl.constexpr, LINEAR: tl.constexpr, CENTERS: tl.constexpr, POSITION: tl.constexpr,
 ):  # fmt: skip
-    """(``mask`` and whether the result at (p, q) exists and reads the pixel at (row, column); the factors of its
-    weight there)."""
-    i, w = source(p, step_rows, height[0], BETWEEN_ROWS, CENTERS, POSITION)
-    hit, weight = share(row, i, w, BETWEEN_ROWS)
-    live = mask & hit & (p < rows[0])
-    i, w = source(q, step_columns, width[0], BETWEEN_COLUMNS, CENTERS, POSITION)
-    hit, weight_columns = share(column, i, w, BETWEEN_COLUMNS)
-    return live & hit & (q < columns[0]), weight, weight_columns
+    """``share_along`` of COUNT results from ``reader`` on, in a tuple."""
+    found = ()
+    for i in tl.static_range(COUNT):
+        found = found + (share_along(at, reader + i, step, extent, results, LINEAR, CENTERS, POSITION),)
+    return found
+
+
+@jit
+def add_readers(
+    acc, at, strides, mask, down, right, in_rows, in_columns,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """acc + the results of ROWS and COLUMNS, by their weights in these, row by row.
+
+    ``in_rows`` and ``in_columns`` as of ``shares_along``; ``at``: the address of a pixel's first reader, which ``down``
+    rows and ``right`` columns are ahead of these.
+    """
+    loaded = ()
+    for i in tl.static_range(ROWS):
+        for j in tl.static_range(COLUMNS):
+            below, beside = tl.full((), down + i, tl.int32), tl.full((), right + j, tl.int32)
+            own = at + (offset(below, strides[2]) + offset(beside, strides[3]))
+            live = mask & in_rows[i][0] & in_columns[j][0]
+            loaded = loaded + (load_tile(own, live, 0.0, strides[1] is None or strides[3] is None),)
+    for i in tl.static_range(ROWS):
+        for j in tl.static_range(COLUMNS):
+            acc += loaded[i * COLUMNS + j].to(ACC) * (in_rows[i][1] * in_columns[j][1]).to(ACC)
+    return acc
 
 
 @jit
@@ -182,7 +210,8 @@ def resize_backward_kernel(
 
     Operands as in ``resize_kernel``; a program computes the pixels of dx at its ``coordinates``. Sums are accumulated
     in ACC, row by row. At most ``reach_rows`` by ``reach_columns`` pixels read one: loops go through ROWS by COLUMNS of
-    them at a time, as in ``windows_kernels``. No pixel is written twice.
+    them at a time, as in ``windows_kernels``; ``reach_columns`` of None: all COLUMNS, whose weights are computed once.
+    No pixel is written twice.
     """
     image, row, column, channel, mask = coordinates(
         dx_strides, batch, channels, height, width, tiles_channels, LAST, BLOCK_P, BLOCK_C
@@ -197,19 +226,18 @@ def resize_backward_kernel(
     )  # fmt: skip
     at = place(dout, dout_strides, image, top, left, channel)
     acc = tl.zeros((BLOCK_P, BLOCK_C), ACC)
+    if reach_columns is None:
+        across = shares_along(column, left, step_columns, width, columns, COLUMNS, BETWEEN_COLUMNS, CENTERS, POSITION)
     for down in range(0, reach_rows, ROWS):
-        for right in range(0, reach_columns, COLUMNS):
-            for reader in tl.static_range(ROWS * COLUMNS):
-                below = tl.full((), down + reader // COLUMNS, tl.int32)
-                beside = tl.full((), right + reader % COLUMNS, tl.int32)
-                p, q = top + below, left + beside
-                live, weight, weight_columns = takes_part(
-                    mask, row, column, p, q, step_rows, step_columns, height, width, rows, columns,
-                    BETWEEN_ROWS, BETWEEN_COLUMNS, CENTERS, POSITION,
-                )  # fmt: skip
-                own = at + (offset(below, dout_strides[2]) + offset(beside, dout_strides[3]))
-                g = load_tile(own, live, 0.0, dout_strides[1] is None or dout_strides[3] is None).to(ACC)
-                acc += g * (weight * weight_columns).to(ACC)
+        along = shares_along(row, top + down, step_rows, height, rows, ROWS, BETWEEN_ROWS, CENTERS, POSITION)
+        if reach_columns is None:
+            acc = add_readers(acc, at, dout_strides, mask, down, 0, along, across, ROWS, COLUMNS, ACC)
+        else:
+            for right in range(0, reach_columns, COLUMNS):
+                across = shares_along(
+                    column, left + right, step_columns, width, columns, COLUMNS, BETWEEN_COLUMNS, CENTERS, POSITION
+                )
+                acc = add_readers(acc, at, dout_strides, mask, down, right, along, across, ROWS, COLUMNS, ACC)
     write(dx, dx_strides, image, row, column, channel, acc, mask)
 
 
@@ -262,11 +290,9 @@ def resize_swept_kernel(
     readers = ()
     for reader in tl.static_range(ROWS * COLUMNS):
         p, q = top + reader // COLUMNS, left + reader % COLUMNS
-        live, weight, weight_columns = takes_part(
-            image < batch, row, column, p, q, step_rows, step_columns, height, width, rows, columns,
-            BETWEEN_ROWS, BETWEEN_COLUMNS, CENTERS, POSITION,
-        )  # fmt: skip
-        weight = (weight * weight_columns).to(ACC)
+        live, weight = share_along(row, p, step_rows, height, rows, BETWEEN_ROWS, CENTERS, POSITION)
+        hit, beside = share_along(column, q, step_columns, width, columns, BETWEEN_COLUMNS, CENTERS, POSITION)
+        live, weight = (image < batch) & live & hit, (weight * beside).to(ACC)
         readers = readers + ((place(dout, dout_strides, image, p, q, p * 0), live, weight),)
     to = place(dx, dx_strides, image, row, column, row * 0)
     for below in range(0, channels[0], BLOCK_C):
