@@ -254,7 +254,7 @@ def lines_us(desc: MatrixProductDescriptor, ring: Ring) -> float:
     """Microseconds in which the lines that a tile's rows touch reach the multiprocessors, if those lie across lines.
 
     TMA reads 128 bytes of a row at a time. Between two lines these take both. Where rows begin at lines, the rates of
-    the rings say how fast operands come.
+    the rings say how fast operands come. A layout does not tell how far rows are apart: they are taken to be so long.
     """
     touched = 0
     for operand, rows in ((desc.operand("a"), min(ring.m, desc.m)), (desc.operand("b"), min(ring.n, desc.n))):
