@@ -172,12 +172,8 @@ def elements_launch(
         return tiles_launch(desc, g, tiles, point, args, constexprs, place)
     joined = points.joined(g, point)
     block = points.WARP_THREADS * joined if point.contends else elements_block(g, point)
-    lanes = -(-g.numel // joined)
-    beside = chunks = None
-    if point.contends:
-        beside, chunks = columns(g, joined)
-        lanes = g.fold[0] * chunks * beside
-    programs = -(-lanes * joined // block)
+    beside, chunks = columns(g, joined) if point.contends else (g.numel, 1)
+    programs = -(-(g.fold[0] * chunks * beside * joined if point.contends else g.numel) // block)
     spread, each = _spread(g, point, block, programs)
     programs = -(-programs // (spread * each)) * spread * each
     wide = programs * block >= I32_LIMIT
@@ -196,8 +192,8 @@ def elements_launch(
             "index_strides": walk.index(),
             "position_strides": walk.position(),
             "place_strides": None if place is None else (walk.padded(place[0]), place[1]),
-            "beside": None if beside is None else (divisor(beside, wide), divisor(chunks, wide)),
-            "span": None if beside is None else Int(g.fold[1] * g.fold[2], wide),
+            "beside": (divisor(beside, wide), divisor(chunks, wide)) if point.contends else None,
+            "span": Int(g.fold[1] * g.fold[2], wide) if point.contends else None,
         },
         {
             **policy(desc, g),
