@@ -39,8 +39,8 @@ CROSSED_PER_US = {2: 1.6e5, 4: 0.85e5, 8: 0.5e5}
 #: The same of rows that are adjacent in all operands: of which a thread accesses several at once (untuned, from the
 #: number of instructions), or one (from drawn problems on an H200; of 8 bytes untuned).
 ACROSS_PER_US, ACROSS_SINGLY_PER_US = {2: 6e5, 4: 4e5, 8: 2e5}, {2: 5.3e5, 4: 2.2e5, 8: 1.1e5}
-#: Microseconds of a step of these for each warp, whose results all threads combine; bytes of a line of the L1 cache, and
-#: lines that it gives or takes in a microsecond, one a cycle. The first is from drawn problems on an H200.
+#: Microseconds of a step of these for each warp, whose results all threads combine; bytes of a line of the L1 cache,
+#: and lines that it gives or takes in a microsecond, one a cycle. The first is from drawn problems on an H200.
 ACROSS_STEP_US, LINE, LINES_PER_US = 0.15, 128, 1750.0
 #: Microseconds of a tile of the backward where rows are adjacent in all operands, beside STEP_US, by the bytes of an
 #: element: of which a thread accesses several neighbours at once, or one. From drawn problems on an H200; of 8 bytes
