@@ -15,8 +15,7 @@ from proofs import target
 import triplan as tp
 from triplan.backends.triton.indexing import geometry as geometries, tiles, traversals, traversals_kernels as kernels
 from triplan.backends.triton.indexing.geometry import geometry
-from triplan.backends.triton.indexing.points import ADD, GATHER, JOINED, repeated
-from triplan.backends.triton.indexing.points_kernels import multiply_point
+from triplan.backends.triton.indexing.points import ADD, GATHER, JOINED
 from triplan.backends.triton.indexing.tiles import Plane, plane
 from triplan.testing import check_plan
 
@@ -32,7 +31,7 @@ CASES: list[tuple[str, str, str, tuple[int, ...], int, int]] = [
     ("index_add", "atomic_elements", "f16", (30, 30), 0, 17),
     ("index_add", "fixed_scaled", "f32", (30, 30), 0, 5),
     ("embedding_backward", "atomic_elements", "f16", (3, 10, 30), 1, 19),
-    ("scatter_prod", "atomic_reduce", "i32", (30, 30), 0, 3),
+    ("scatter_prod", "atomic_reduce", "i32", (30, 30), 0, 31),  # more places than factors: few meet
     ("scatter_amax", "atomic_reduce", "f16", (30, 30), 1, 3),
     ("scatter_amin", "atomic_reduce", "f64", (30, 30), 1, 3),
 ]
@@ -132,7 +131,7 @@ def test_stripes_in_the_interpreter(case: int, dense: int, table: int, monkeypat
     monkeypatch.setattr(tiles, "L2_SHARE", 0)
     plan = pinned(problem(case, dense, table), CASES[case][1], INTERPRETER)
     assert plan is not None
-    assert stripes(plan) == {CASES[case][0] == "gather"}  # contributions that contend should not meet
+    assert stripes(plan) == {True}
     check_plan(plan, seed=case)
 
 
@@ -195,28 +194,56 @@ def test_columns_are_those_of_the_index_or_of_what_is_written(op: str, dense: in
     assert plane(geometry(with_units(build(op, (64, 32), 0, 9, element="f32"), dense, table)), ADD) == found
 
 
-def test_neighbours_that_contend_do_not_meet() -> None:
-    g = geometry(with_units(build("scatter_prod", (64, 32), 1, 9, element="i32"), 0, 1))
-    assert plane(g, ADD) == Plane(0, 1, turned=False)
-    assert plane(g, repeated(multiply_point, contends=True)) == Plane(1, 0, turned=True)
+#: Shape of the factors, axis, places; and the factors of a thread.
+PRODUCTS: list[tuple[tuple[int, ...], int, int, int]] = [
+    ((250, 7), 0, 5, 16),
+    ((3, 50, 40), 1, 4, 16),
+    ((300,), 0, 4, 16),
+    ((5, 40), 1, 3, 16),
+    ((3, 2), 0, 1, 4),
+    ((3, 40), 0, 3, 1),  # as many places as factors: few meet
+]
 
 
 @pytest.mark.parametrize("where", [pytest.param(w, marks=getattr(pytest.mark, w)) for w in ("interpret", "gpu")])
-@pytest.mark.parametrize("spread", [4, 7])
+@pytest.mark.parametrize("units", [None, (0, 1), (1, 0)])
+@pytest.mark.parametrize(("shape", "axis", "places", "factors"), PRODUCTS)
+def test_factors_of_a_thread_that_meet_are_multiplied_first(
+    shape: tuple[int, ...], axis: int, places: int, factors: int, units: tuple[int, int] | None, where: str
+) -> None:
+    desc = build("scatter_prod", shape, axis, places, element="i64" if axis else "i32")
+    plan = pinned(desc if units is None else with_units(desc, *units), "atomic_reduce", proofs.target(where))
+    assert plan is not None
+    assert plan.launches[-1].constexprs.get("JOINED", 1) == factors
+    check_plan(plan, seed=1)
+
+
+def test_factors_of_one_index_surely_meet() -> None:
+    """Even if there are more places."""
+    index = tp.Layout.strided(zero_axes=(0,))
+    desc = build("scatter_prod", (20, 40), 0, 30, element="i32").replace(layouts={"index": index})
+    plan = pinned(desc, "atomic_reduce", H200)
+    assert plan is not None
+    assert plan.launches[-1].constexprs["JOINED"] == 16
+
+
+@pytest.mark.parametrize("where", [pytest.param(w, marks=getattr(pytest.mark, w)) for w in ("interpret", "gpu")])
+@pytest.mark.parametrize("spread", [5, 7])
 def test_programs_that_contend_are_spread(where: str, spread: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over all points, each of which is visited once; 4 divides the number of programs."""
+    """Over all points, each of which is visited once; 5 divides the number of programs."""
     monkeypatch.setattr(traversals, "SPREAD", spread)
-    plan = pinned(build("scatter_prod", (4, 250), 1, 9, element="i32"), "atomic_reduce", proofs.target(where))
+    plan = pinned(build("scatter_prod", (32, 250), 1, 9, element="i32"), "atomic_reduce", proofs.target(where))
     assert plan is not None
     (launch,) = plan.launches
     assert launch.constexprs["SPREAD"] == spread
-    assert launch.grid == {4: 8, 7: 14}[spread]
+    assert launch.grid == {5: 30, 7: 35}[spread]
     check_plan(plan, seed=spread)
 
 
 @pytest.mark.parametrize("where", [pytest.param(w, marks=getattr(pytest.mark, w)) for w in ("interpret", "gpu")])
 @pytest.mark.parametrize(
-    ("held", "spread", "each", "programs"), [(6, 2, 4, 16), (4, 2, 3, 18), (4, 3, 2, 18), (2, 2, 1, 14), (0, 2, 1, 14)]
+    ("held", "spread", "each", "programs"),
+    [(25, 4, 4, 32), (13, 4, 3, 36), (13, 6, 2, 36), (5, 4, 1, 30), (0, 4, 1, 30)],
 )
 def test_programs_that_contend_are_spread_over_what_the_cache_holds(
     held: int, spread: int, each: int, programs: int, where: str, monkeypatch: pytest.MonkeyPatch
@@ -225,7 +252,7 @@ def test_programs_that_contend_are_spread_over_what_the_cache_holds(
     monkeypatch.setattr(traversals, "SPREAD", spread)
     monkeypatch.setattr(traversals, "L2_BYTES", 0)
     monkeypatch.setattr(traversals, "L2_SHARE", held * 9 * 4)
-    plan = pinned(build("scatter_prod", (7, 250), 1, 9, element="i32"), "atomic_reduce", proofs.target(where))
+    plan = pinned(build("scatter_prod", (32, 250), 1, 9, element="i32"), "atomic_reduce", proofs.target(where))
     assert plan is not None
     (launch,) = plan.launches
     assert launch.constexprs["SPREAD"] == (spread if each > 1 else 1)

@@ -159,6 +159,19 @@ def test_few_neighbours_have_a_small_tile(where: str, op: str, kernel: str) -> N
     assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
 
 
+@pytest.mark.parametrize(("lanes", "rows"), [(5, 8), (3, 1)])
+@pytest.mark.parametrize("op", ["softmax", "log_softmax_backward"])
+@pytest.mark.parametrize("where", WHERE)
+def test_few_long_neighbours_are_divided_together(where: str, op: str, lanes: int, rows: int) -> None:
+    """If they fill half a sector where one operand has them side by side."""
+    desc = build(op, (2, lanes, 4099), axis=2, element="f32")
+    (written,) = (o.name for o in desc.operands() if o.is_written)
+    desc = desc.replace(layouts={written: Layout.strided(unit_axis=1)})
+    plan = tp.plan(desc, target=target(where), preference=tp.PlanPreference(kernel="split"))
+    assert plan.launches[-1].constexprs["ROWS"] == rows
+    assert check_plan(plan, runs=1 if where == "interpret" else 2).compared
+
+
 @pytest.mark.parametrize(("n", "lanes", "rows", "warps"), [(2, 1400, 1024, 4), (8, 704, 256, 1), (8, 701, 256, 4)])
 @pytest.mark.parametrize("op", ["softmax", "log_softmax_backward"])
 @pytest.mark.parametrize("where", WHERE)

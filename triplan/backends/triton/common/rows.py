@@ -22,7 +22,7 @@ from triplan.descriptors.fields import AxisField
 #: four warps 151.
 UNALIGNED_BYTES, FEW_WARPS_FROM = 128, 128
 #: Registers of a tile of adjacent rows that ``split`` turns, and of one of its warps. Rows of more than LONG bytes have
-#: many blocks, and so are read by half as many. Fewer neighbours than FEWEST are divided one by one.
+#: many blocks, and so are read by half as many. Fewer neighbours than FEWEST are by default divided one by one.
 TURNED_TILE, TURNED_WARP, LONG, FEWEST = 8192, 1024, 1 << 14, 8
 #: Programs that keep a card busy: if there are as many, each has several rows. Untuned.
 ENOUGH = 128
@@ -49,12 +49,13 @@ class Rows:
         vectors: whether a thread may load 16 bytes of a row at once. Otherwise it holds an address for each element.
         together: elements of each row that one load may have.
         neighbours: adjacent rows that fill two sectors.
+        fewest: neighbours that are worth a tile of several rows where they are adjacent in some operands.
         flat: whether a program's rows follow each other row-major, along two axes. No neighbours are then known to be
             adjacent, as the next may be at another outer point.
     """
 
-    def __init__(self, desc: RowsDescriptor, flat: bool = False) -> None:
-        self.flat = flat
+    def __init__(self, desc: RowsDescriptor, flat: bool = False, fewest: int = FEWEST) -> None:
+        self.flat, self.fewest = flat, fewest
         shape, fields = desc.input_shape, type(desc).model_fields
         named = [getattr(desc, name) for name in fields if AXIS in fields[name].metadata]
         self.axis = axis = named[0] if named else len(shape) - 1
@@ -73,7 +74,8 @@ class Rows:
                 """The lanes lie along the axis where neighbours are adjacent in most operands, of such the longest. Few
                 neighbours are worth it only where they are adjacent in all."""
                 n, adjacent = shape[g[0]], sum(self._step(o, g[0]) is None for o in operands)
-                return (0, 0) if in_order or flat else (adjacent if n >= FEWEST or adjacent == len(operands) else 0, n)
+                worth = n >= fewest or adjacent == len(operands)
+                return (0, 0) if in_order or flat else (adjacent if worth else 0, n)
 
             groups = sorted([[a] for a in others], key=preference)
         self._groups, self._sizes = groups, [math.prod(shape[a] for a in g) for g in groups]
@@ -257,7 +259,7 @@ class Rows:
     def turned_tile(self, operands: Sequence[Operand], times: int, held: int) -> Tile | None:
         """The tile of a block of several rows, ``held`` of ``operands`` at a time, where neighbouring rows are adjacent
         in some of these; of ``times`` as many as are read."""
-        if self.unit or self.lanes < FEWEST or not any(map(self.is_adjacent, operands)):
+        if self.unit or self.lanes < self.fewest or not any(map(self.is_adjacent, operands)):
             return None
         halves = times == 1 and self.n * self.element.itemsize > LONG
         rows = min(self.neighbours * times // (2 if halves else 1), ceil_power(self.lanes))

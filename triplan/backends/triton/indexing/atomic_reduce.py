@@ -9,9 +9,9 @@ from triplan.backends.runtime.launch import Launch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import bits, values
 from triplan.backends.triton.indexing import atomics, ordered_reduce, points_kernels as kernels
-from triplan.backends.triton.indexing.costs import index_us, meeting, most_meeting, turn_us
-from triplan.backends.triton.indexing.geometry import geometry
-from triplan.backends.triton.indexing.points import REPEATED_ELEMENTS, Point, repeated
+from triplan.backends.triton.indexing.costs import alike, index_us, meeting, most_meeting, reached, turn_us
+from triplan.backends.triton.indexing.geometry import Geometry, geometry
+from triplan.backends.triton.indexing.points import CONTENDING_PRODUCT, REPEATED_ELEMENTS, Point, joined, repeated
 from triplan.backends.triton.indexing.registration import ADDED, entry
 from triplan.backends.triton.indexing.traversals import elements_launch, rows_launch, status_launches
 from triplan.descriptors import ScatterReduceDescriptor
@@ -29,6 +29,8 @@ ROUND_US = 0.45
 #: Swaps per microsecond, where many programs try again. From five products, of which 27 to 757 meet in an element, on
 #: an H200, by a run that is not published. (Older files of ``bench/results`` have even factors: products become 0.)
 SWAPS_PER_US = 4.5e4
+#: Microseconds for each two factors of a thread, which finds out whether they meet. Untuned: some ten instructions.
+COMPARED_US = 4e-3
 #: Programs of one warp that a multiprocessor holds.
 RESIDENT = 32
 
@@ -42,9 +44,21 @@ def rank(desc: IndexingDescriptor, target: Target) -> float:
     # which most meet is done last; or all tries together take the throughput, of all programs or of the few parts of
     # the cache that hold a small table. On average each element that is visited at a time tries half as often as there
     # are others to meet.
-    resident = min(g.numel, target.sm_count * RESIDENT * REPEATED_ELEMENTS)
-    tries_us = resident * meeting(g) / 2 * max(1 / SWAPS_PER_US, turn_us(g, desc.element.itemsize))
-    return LAUNCH_US + index_us(g) + SWAPPED_US + max(ROUND_US * (most_meeting(g) - 1), changed_us + tries_us)
+    factors = joined(g, _point(desc))
+    left = _left(g, factors)
+    resident = left * min(g.numel, target.sm_count * RESIDENT * REPEATED_ELEMENTS)
+    tries_us = resident * left * meeting(g) / 2 * max(1 / SWAPS_PER_US, turn_us(g, desc.element.itemsize))
+    rounds_us = ROUND_US * (left * most_meeting(g) - 1)
+    compared_us = COMPARED_US * factors * (factors - 1)
+    return LAUNCH_US + index_us(g) + SWAPPED_US + compared_us + max(rounds_us, left * changed_us + tries_us)
+
+
+def _left(g: Geometry, factors: int) -> float:
+    """What is left of the factors once each thread has multiplied those of its ``factors`` that meet: if they have one
+    index they surely do."""
+    if factors == 1:
+        return 1.0
+    return (1.0 if alike(g) > 1 else reached(max(g.slots, 1), factors)) / factors
 
 
 def numerics(desc: ScatterReduceDescriptor) -> str:
@@ -53,13 +67,16 @@ def numerics(desc: ScatterReduceDescriptor) -> str:
     return known.replace(".v", ".atomic.v") if desc.element.is_floating_point else known
 
 
-def _point(desc: ScatterReduceDescriptor) -> Point:
+def _point(desc: IndexingDescriptor) -> Point:
     """Products and extremes of 16 bits repeat until no other program was faster; for others there are atomics.
 
-    Every factor changes the product, but only a new extreme the extreme: programs seldom meet there.
+    Every factor changes the product, but only a new extreme the extreme: programs seldom meet there. Nor do those of
+    products of fewer factors than places.
     """
-    product, function = desc.op == "scatter_prod", FUNCTIONS[desc.op]
-    return repeated(function, contends=product) if product or desc.element.itemsize == 2 else Point(function)
+    product, function, g = desc.op == "scatter_prod", FUNCTIONS[desc.op], geometry(desc)
+    if product and meeting(g) > 1:
+        return CONTENDING_PRODUCT
+    return repeated(function) if product or desc.element.itemsize == 2 else Point(function)
 
 
 def _register(op: str, elements: tuple[str, ...]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from triplan.backends.runtime.launch import Arg, Int
+from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.indexing import points_kernels as kernels
 from triplan.backends.triton.indexing.geometry import Geometry
 from triplan.descriptors import Operand
@@ -30,6 +31,7 @@ class Point:
         pairs: whether it adds to aligned pairs of elements, and must know where runs of the table end.
         elements: elements of a program; None: as many as suit the traversal.
         warps: warps of a program.
+        joined: the function of several points of a thread, of which it makes those that meet one; None if it has none.
         contends: whether programs that meet in an element of the table wait for each other.
     """
 
@@ -37,17 +39,28 @@ class Point:
     pairs: bool = False
     elements: int | None = None
     warps: int = 4
+    joined: Any = None
     contends: bool = False
 
 
-def repeated(function: Any, contends: bool) -> Point:
+def repeated(function: Any) -> Point:
     """Of a function that repeats until the last element of the program is done."""
-    return Point(function, elements=REPEATED_ELEMENTS, warps=1, contends=contends)
+    return Point(function, elements=REPEATED_ELEMENTS, warps=1)
 
 
 def single(function: Any) -> Point:
     """Of a function that adds elements one by one."""
     return Point(function, elements=SINGLE_ELEMENTS)
+
+
+#: Products of which several meet in each element of the table.
+CONTENDING_PRODUCT = Point(
+    kernels.multiply_point,
+    elements=REPEATED_ELEMENTS,
+    warps=1,
+    joined=kernels.multiply_joined_point,
+    contends=True,
+)
 
 
 #: How a second offset follows: (along each dimension, along the indexed axes, last first).
@@ -58,15 +71,16 @@ STORE = Point(kernels.store_point)
 NOTHING = Point(kernels.no_point)
 MARK_LAST = Point(kernels.mark_last_point, pairs=True)
 STORE_LAST = Point(kernels.store_last_point, pairs=True)
-ADD = Point(kernels.atomic_point)
-ADD_SINGLE = single(kernels.atomic_point)
-ADD_PAIRS = Point(kernels.atomic_pair_point, pairs=True, elements=SINGLE_ELEMENTS)
-#: Additions that a thread can join where its points that follow each other meet: sorted indices choose a place many
-#: times, one after the other.
-JOINABLE = (ADD, ADD_SINGLE, ADD_PAIRS)
+# A thread can join additions where its points that follow each other meet: sorted indices choose a place many times,
+# one after the other.
+ADD = Point(kernels.atomic_point, joined=kernels.joined_point)
+ADD_SINGLE = Point(kernels.atomic_point, elements=SINGLE_ELEMENTS, joined=kernels.joined_point)
+ADD_PAIRS = Point(kernels.atomic_pair_point, pairs=True, elements=SINGLE_ELEMENTS, joined=kernels.joined_point)
 #: How many points of a thread these are at most; and bytes of their elements. Of all points that its threads have, a
 #: warp loads one each at a time: the further these lie apart, the more cache lines each load takes.
 JOINED, JOINED_BYTES = 4, 16
+#: Factors of a thread in one column, at most. Untuned.
+FACTORS = 16
 
 
 def addition(g: Geometry, vectors: bool) -> Point:
@@ -119,10 +133,13 @@ def place_strides(g: Geometry, point: Point) -> PlaceStrides | None:
 
 
 def joined(g: Geometry, point: Point) -> int:
-    """The points that follow each other of a thread of ``elements_kernel``, which adds up those that meet.
+    """The points of a thread of ``elements_kernel``, which joins those that meet: they follow each other, or, if
+    ``point`` contends, follow each other in one column.
 
     One where there are fewer points than places: even sorted indices then seldom meet, and adjacent loads only cost.
     """
-    if point not in JOINABLE or not g.neighbours_meet or g.fold[1] < g.slots:
+    if point.contends:
+        return min(ceil_power(max(g.fold[1], 1)), FACTORS)
+    if point.joined is None or not g.neighbours_meet or g.fold[1] < g.slots:
         return 1
     return min(JOINED, JOINED_BYTES // g.dense.element.itemsize)

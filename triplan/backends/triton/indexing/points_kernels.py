@@ -192,16 +192,23 @@ def _step(old, x, hit, ELEMENT: tl.constexpr, COMPUTE: tl.constexpr, STEP: tl.co
 def _swapped(table, at, dense, hit, COMPUTE: tl.constexpr, STEP: tl.constexpr):
     """table[at] = STEP(table[at], dense) by compare-and-swap, in whatever order the hardware chooses.
 
-    ``table`` addresses integers as wide as the element of ``dense``. What STEP would not change is not written: since
-    STEP is associative, commutative and, once it has changed nothing, changes nothing later, an old value read from a
-    cache does no harm. All NaN have the same bits, so that their order leaves no trace.
+    ``table`` addresses integers as wide as the element of ``dense``. All NaN have the same bits, so that their order
+    leaves no trace.
     """
-    element: tl.constexpr = dense.dtype.element_ty
     x = tl.load(dense, mask=hit, other=0).to(COMPUTE)
     if COMPUTE.is_floating():
         x = tl.where(x == x, x, float("nan"))
     own = table + tl.where(hit, at, 0)
-    old = tl.load(own, mask=hit, other=0)
+    _repeat(own, tl.load(own, mask=hit, other=0), x, hit, dense.dtype.element_ty, COMPUTE, STEP)
+
+
+@jit
+def _repeat(own, old, x, hit, element: tl.constexpr, COMPUTE: tl.constexpr, STEP: tl.constexpr):
+    """STEP(what is at ``own``, x) there, by compare-and-swap; ``old`` was read there.
+
+    What STEP would not change is not written: since STEP is associative, commutative and, once it has changed nothing,
+    changes nothing later, an old value read from a cache does no harm.
+    """
     new = _step(old, x, hit, element, COMPUTE, STEP)
     left = hit & (new != old)
     while tl.max(left.to(tl.int32)) > 0:
@@ -216,6 +223,47 @@ def _swapped(table, at, dense, hit, COMPUTE: tl.constexpr, STEP: tl.constexpr):
 def multiply_point(table, at, dense, hit, live, alpha, COMPUTE: tl.constexpr):
     """table[at] *= dense, both of integers."""
     _swapped(table, at, dense, hit, COMPUTE, multiply_step)
+
+
+@jit
+def multiply_joined_point(table, points, run, alpha, COMPUTE: tl.constexpr, PAIRS: tl.constexpr):
+    """table[at] *= dense, both of integers, for each of ``points``: tuples as in ``joined_point``.
+
+    Those of a thread that meet are multiplied first, wherever they stand among its points: of the swaps that meet in an
+    element one succeeds at a time. The remaining ones of a thread are swapped together, not one after the other.
+    """
+    rest = ()
+    for k in tl.static_range(len(points)):
+        at, _, dense, hit, _, _ = points[k]
+        # What is not hit has the offset -1. That such points meet too does no harm.
+        rest = rest + ((tl.where(hit, at, -1), tl.load(dense, mask=hit, other=0).to(COMPUTE)),)
+    places, factors, olds = (), (), ()
+    for _ in tl.static_range(len(points)):
+        at, x = rest[0]
+        others = ()
+        for i in tl.static_range(1, len(rest)):
+            meets = at == rest[i][0]
+            x = tl.where(meets, x * rest[i][1], x)
+            others = others + ((tl.where(meets, -1, rest[i][0]), rest[i][1]),)
+        rest = others
+        places, factors = places + (at,), factors + (x,)
+        olds = olds + (tl.load(table + at, mask=at >= 0, other=0),)
+    at = _stacked(places)
+    own = table + tl.where(at >= 0, at, 0)
+    element: tl.constexpr = points[0][2].dtype.element_ty
+    _repeat(own, _stacked(olds), _stacked(factors), at >= 0, element, COMPUTE, multiply_step)
+
+
+@jit
+def _stacked(blocks):
+    """``blocks``, of which there is a power of two, as one: each thread keeps what it has."""
+    for _ in tl.static_range(len(blocks)):
+        if len(blocks) > 1:
+            pairs = ()
+            for k in tl.static_range(len(blocks) // 2):
+                pairs = pairs + (tl.join(blocks[2 * k], blocks[2 * k + 1]),)
+            blocks = pairs
+    return blocks[0]
 
 
 @jit

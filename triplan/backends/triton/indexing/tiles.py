@@ -72,14 +72,11 @@ def plane(g: Geometry, point: Point) -> Plane | None:
     """The dimensions of the tiles; None where tiles have nothing to gain over ``elements_kernel``.
 
     The columns are those of the operand that is written, if it is contiguous along a dimension. Where every element has
-    an index, those of the index: then neighbours meet the table at random. But if ``point`` contends, neighbours should
-    not meet in one element of the table.
+    an index, those of the index: then neighbours meet the table at random.
     """
     table, dense, index = (g.table, g.table_axes), (g.dense, g.dense_axes), (g.index, g.index_axes)
-    if g.full and not point.contends:
-        sides = [index, dense]
-    else:
-        sides = [table, dense] if g.table.is_written else [dense, table]
+    first = index if g.full else table if g.table.is_written else dense
+    sides = [first, table if first is dense else dense]
     found = [_contiguous(g, *side) for side in sides]
     if found[0] is None and found[1] is not None and g.table.is_written and not g.full:
         found[0] = _near(g)
@@ -104,7 +101,7 @@ def filled(columns: int, width: int) -> bool:
 def striped(g: Geometry, p: Plane, point: Point) -> bool:
     """Whether tiles are visited by stripes of columns: each column has a part of the table, which is larger than the L2
     cache."""
-    return g.full and not point.contends and p.cols not in g.loop and g.table.nbytes > L2_SHARE
+    return g.full and p.cols not in g.loop and g.table.nbytes > L2_SHARE
 
 
 def shares_indices(g: Geometry, p: Plane) -> bool:

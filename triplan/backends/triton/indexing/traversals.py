@@ -12,8 +12,8 @@ import triton.language as tl
 from triplan.backends.runtime.launch import Arg, Int, Launch, power_of_two_in
 from triplan.backends.triton.common.card import L2_BYTES, L2_SHARE, SMS
 from triplan.backends.triton.common.fill import fill_launch
-from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, extent_int
-from triplan.backends.triton.indexing import points, points_kernels, traversals_kernels as kernels
+from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, divisor, extent_int
+from triplan.backends.triton.indexing import points, traversals_kernels as kernels
 from triplan.backends.triton.indexing.arguments import (
     Walk,
     axis_arguments,
@@ -119,13 +119,12 @@ def elements_block(g: Geometry, point: Point) -> int:
     return block
 
 
-def _spread(g: Geometry, point: Point, block: int) -> tuple[int, int]:
+def _spread(g: Geometry, point: Point, block: int, programs: int) -> tuple[int, int]:
     """(programs that are spread, how many that follow each other in memory lie between them), where those would write
     to the few elements of one row of the outer dimensions; else (1, 1).
 
     All programs of SPREAD times as many are spread over their points, then those of the next ones.
     """
-    programs = -(-g.numel // block)
     fits = g.table.nbytes <= L2_BYTES
     if not point.contends and not (g.full and g.table.is_written and fits):
         return 1, 1
@@ -133,11 +132,18 @@ def _spread(g: Geometry, point: Point, block: int) -> tuple[int, int]:
     each = -(-programs // spread)
     if not fits and g.fold[0] > 1:
         # Only over as many rows of the outer dimensions as the cache holds the table of, else no access would find it.
-        outer, count, inner = g.fold
-        held = max(L2_SHARE * outer // g.table.nbytes, 1) * count * inner // block
+        held = max(L2_SHARE * g.fold[0] // g.table.nbytes, 1) * programs // g.fold[0]
         windows = -(-programs // max(held // spread * spread, spread))
         each = -(-programs // (windows * spread))
     return (spread, each) if each > 1 else (1, 1)
+
+
+def columns(g: Geometry, joined: int) -> tuple[int, int]:
+    """(adjacent points between two of a thread that has ``joined`` in one column, how many times joined of these a row
+    of the outer dimensions has): whole rows of the inner dimensions, several where they are shorter than a warp."""
+    _, count, inner = g.fold
+    beside = inner * max(min(-(-points.WARP_THREADS // inner), count // joined), 1)
+    return beside, -(-count * inner // (joined * beside))
 
 
 def elements_launch(
@@ -162,12 +168,13 @@ def elements_launch(
     run, place = places or (points.run_length(g, point), points.place_strides(g, point))
     args: dict[str, Arg] = {"dense": dense, "table": table, "run": run}
     constexprs = {"POINT": point.function, "PAIRS": point.pairs, "COMPUTE": TL[compute]}
-    if (tiles := plane(g, point)) is not None:
+    if not point.contends and (tiles := plane(g, point)) is not None:
         return tiles_launch(desc, g, tiles, point, args, constexprs, place)
     joined = points.joined(g, point)
-    block = elements_block(g, point)
-    programs = -(-g.numel // block)
-    spread, each = _spread(g, point, block)
+    block = points.WARP_THREADS * joined if point.contends else elements_block(g, point)
+    beside, chunks = columns(g, joined) if point.contends else (g.numel, 1)
+    programs = -(-(g.fold[0] * chunks * beside * joined if point.contends else g.numel) // block)
+    spread, each = _spread(g, point, block, programs)
     programs = -(-programs // (spread * each)) * spread * each
     wide = programs * block >= I32_LIMIT
     return Launch(
@@ -185,11 +192,13 @@ def elements_launch(
             "index_strides": walk.index(),
             "position_strides": walk.position(),
             "place_strides": None if place is None else (walk.padded(place[0]), place[1]),
+            "beside": (divisor(beside, wide), divisor(chunks, wide)) if point.contends else None,
+            "span": Int(g.fold[1] * g.fold[2], wide) if point.contends else None,
         },
         {
             **policy(desc, g),
             **constexprs,
-            "POINT": point.function if joined == 1 else points_kernels.joined_point,
+            "POINT": point.function if joined == 1 else point.joined,
             "POINT_TYPE": tl.int64 if wide else tl.int32,
             "DENSE_FLAT": g.dense.layout.packed and g.dense.numel == g.numel,
             "INDEX_FLAT": g.index.layout.packed and None not in g.index_axes,

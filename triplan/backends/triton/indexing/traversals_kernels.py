@@ -10,7 +10,7 @@ import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.indices_kernels import report, resolve
-from triplan.backends.triton.common.offsets_kernels import unravel
+from triplan.backends.triton.common.offsets_kernels import quotient, unravel
 from triplan.backends.triton.common.rows_kernels import axis_offset
 
 
@@ -103,6 +103,8 @@ def elements_kernel(
     axis_strides,
     run,
     place_strides,
+    beside,
+    span,
     POINT: tl.constexpr,
     PAIRS: tl.constexpr,
     REPORT: tl.constexpr,
@@ -127,8 +129,10 @@ def elements_kernel(
     them where it adds to the table (see ``apart``): of adjacent ones all would be exchanged through shared memory
     before. JOINED > 1: a thread has so many
     points that follow each other, and POINT gets (table, what ``_located`` says of each, ``run``, alpha, COMPUTE,
-    PAIRS). Of each SPREAD * ``each`` programs, SPREAD that follow each other are spread: ``each`` blocks lie between
-    two of them.
+    PAIRS). With ``beside``, (b, c) as ``sizes`` are, there are b points between two of a thread: b threads that follow
+    each other have JOINED * b points, and c times as many cover the ``span`` points of a row of the outer dimensions.
+    Of each SPREAD * ``each`` programs, SPREAD that follow each other are spread: ``each`` blocks lie between two of
+    them.
     """
     program = tl.program_id(0)
     if SPREAD > 1:
@@ -136,8 +140,17 @@ def elements_kernel(
         program = program // window * window + program % SPREAD * each + program % window // SPREAD
     first = program.to(POINT_TYPE) * BLOCK
     found = ()
+    if beside is not None:
+        lane = program.to(POINT_TYPE) * (BLOCK // JOINED) + tl.arange(0, BLOCK // JOINED)
+        chunk = quotient(lane, beside[0])
+        outer = quotient(chunk, beside[1])
+        # The first point of a thread, from that of its span.
+        begin = lane + (chunk * (JOINED - 1) - outer * beside[1][0] * JOINED) * beside[0][0]
     for k in tl.static_range(JOINED):
-        if JOINED > 1:
+        if beside is not None:
+            place = begin + k * beside[0][0]
+            point = tl.where(place < span, outer * span + place, numel)
+        elif JOINED > 1:
             point = first + tl.arange(0, BLOCK // JOINED) * JOINED + k
         else:
             point = first + tl.arange(0, BLOCK)

@@ -39,9 +39,9 @@ CROSSED_PER_US = {2: 1.6e5, 4: 0.85e5, 8: 0.5e5}
 #: The same of rows that are adjacent in all operands: of which a thread accesses several at once (untuned, from the
 #: number of instructions), or one (from drawn problems on an H200; of 8 bytes untuned).
 ACROSS_PER_US, ACROSS_SINGLY_PER_US = {2: 6e5, 4: 4e5, 8: 2e5}, {2: 5.3e5, 4: 2.2e5, 8: 1.1e5}
-#: Microseconds of a step of these, beside its accesses; bytes of a line of the L1 cache, and lines that it gives or
-#: takes in a microsecond, one a cycle. The first is from drawn problems on an H200.
-ACROSS_STEP_US, LINE, LINES_PER_US = 1.2, 128, 1750.0
+#: Microseconds of a step of these for each warp, whose results all threads combine; bytes of a line of the L1 cache,
+#: and lines that it gives or takes in a microsecond, one a cycle. The first is from drawn problems on an H200.
+ACROSS_STEP_US, LINE, LINES_PER_US = 0.15, 128, 1750.0
 #: Microseconds of a tile of the backward where rows are adjacent in all operands, beside STEP_US, by the bytes of an
 #: element: of which a thread accesses several neighbours at once, or one. From drawn problems on an H200; of 8 bytes
 #: untuned.
@@ -107,6 +107,10 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
         """Elements of such a run."""
         return min(max(EACH_BYTES // self.compute.itemsize // self.lanes_held(), 1), self.tile.block)
 
+    def step_us(self) -> float:
+        """(Of a thread's runs, what is loaded one by one costs lines: see ``lines_us``.)"""
+        return 0.0 if self.in_runs() else super().step_us()
+
     def lines_us(self) -> float:
         """Microseconds of the L1 cache for a block's loads and stores. The fewer lanes there are, the more runs lie
         side by side in a warp, and each run is in a line of its own, or shares it with few others."""
@@ -148,7 +152,7 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
             # (Warps whose runs lie behind the ends of rows have nothing to load or store.)
             fast = self.rows.count * self.rows.n / per_us[self.element.itemsize] - LAUNCH_US
             lines = self.lines_us() * steps * -(-self.programs() // sms)  # of the busiest multiprocessor
-            return max(us, LOOP_US + ACROSS_STEP_US * waves * steps + lines, fast)
+            return max(us, LOOP_US + ACROSS_STEP_US * self.tile.warps * waves * steps + lines, fast)
         if self.is_ahead() and self.without_vectors():
             step = AHEAD_STEP_US * wide + self.step_us()
             us = max(us, self.step_us() + LOOP_US + step * (waves * steps - 1))

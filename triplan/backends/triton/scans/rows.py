@@ -50,8 +50,8 @@ class ScanRows(WholeRows, ScanEntry, ops=SCANS):
             # Lanes behind the ends of rows are scanned too, but move nothing: they take about half as long.
             mean = (held + self.rows.count * self.rows.n) / 2
             return max(us, self.compute.itemsize // 4 * mean / ACROSS_PER_US)
-        if self.rows.unit:
-            apart = self.singly() and self.group() == 1
+        if self.rows.unit or self.rows.is_strided():
+            apart = (self.singly() and self.group() == 1) or self.rows.is_strided()
             slower = SINGLY_WIDE if self.tile.warps > FEW_WARPS else SINGLY[self.reversed()]
             slower = slower if apart else 1.0
             us = max(us, self.scanned_us(held) * slower - LAUNCH_US)

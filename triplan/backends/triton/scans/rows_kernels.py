@@ -70,9 +70,10 @@ def cumprod_backward_rows_kernel(
     col = tl.arange(0, BLOCK)[None, :]
     inside = lane < lanes
     live = inside & (col < n)
-    b = tl.load(element_pointers(dout, dout_strides, outer, sizes, lane, col), mask=live, other=0)
-    a = tl.load(element_pointers(x, x_strides, outer, sizes, lane, col + 1), mask=inside & (col + 1 < n), other=0)
-    _, s = tl.associative_scan((a.to(COMPUTE), b.to(COMPUTE)), 1, compose, reverse=True)
-    before = element_pointers(out, out_strides, outer, sizes, lane, col - 1)
-    y = or_identity(tl.load(before, mask=live & (col > 0), other=0).to(COMPUTE), col > 0, True)
-    tl.store(element_pointers(dx, dx_strides, outer, sizes, lane, col), (y * s).to(dx.dtype.element_ty), mask=live)
+    s = tl.load(element_pointers(dout, dout_strides, outer, sizes, lane, col), mask=live, other=0).to(COMPUTE)
+    if BLOCK > 1:
+        a = tl.load(element_pointers(x, x_strides, outer, sizes, lane, col + 1), mask=inside & (col + 1 < n), other=0)
+        _, s = tl.associative_scan((a.to(COMPUTE), s), 1, compose, reverse=True)
+        before = element_pointers(out, out_strides, outer, sizes, lane, col - 1)
+        s = or_identity(tl.load(before, mask=live & (col > 0), other=0).to(COMPUTE), col > 0, True) * s
+    tl.store(element_pointers(dx, dx_strides, outer, sizes, lane, col), s.to(dx.dtype.element_ty), mask=live)

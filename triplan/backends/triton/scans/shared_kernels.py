@@ -45,7 +45,9 @@ def or_identity(v, live, PRODUCT: tl.constexpr):
 @jit
 def scan(v, PRODUCT: tl.constexpr, REVERSE: tl.constexpr, AXIS: tl.constexpr = 1):
     """Cumulative sums (with PRODUCT, products) of ``v`` along an axis, rows by default; with REVERSE, from its end."""
-    if PRODUCT:
+    if v.shape[AXIS] == 1:
+        y = v  # the compiler would exchange it between threads all the same
+    elif PRODUCT:
         y = tl.cumprod(v, AXIS, reverse=REVERSE)
     else:
         y = tl.cumsum(v, AXIS, reverse=REVERSE)
