@@ -20,6 +20,10 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
     precise = base.replace(element="f32", math="tf32x3")
     yield from (precise, precise.replace(head_dim=64), precise.replace(dropout=True), precise.replace(head_dim=32))
     yield precise.replace(head_dim=64, causal=False)
+    # Whose last chunk of columns is narrower.
+    yield from (base.replace(head_dim=80), base.replace(head_dim=146, element="f64"), precise.replace(head_dim=80))
+    if op == "attention":
+        yield precise.replace(head_dim=160)
     packed = base.replace(batch=1, sequences=64, slopes=True, **({"sink": True} if op == "attention" else {}))
     yield from (base.replace(head_dim=192, value_dim=128), packed)
     yield base.replace(dropout=True)
@@ -56,8 +60,9 @@ def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
         # Where a tile ends, the Hopper kernels spill a few addresses; never in their loops over keys.
         # Where no mask hides keys, ``large_tiles`` spills with heads of 64; it is faster than ``tiles`` all the same.
         desc: Any = build.desc
-        unmasked = entry == "large_tiles" and desc.head_dim == 64 and not desc.causal
-        # Of f32 heads wider than 32, the tiles that are fastest on Hopper spill, without dropout.
-        wide = (op, entry, desc.element) == ("attention_backward", "tiles", "f32") and desc.head_dim > 32
+        large = entry == "large_tiles" and (desc.head_dim > 128 or (desc.head_dim == 64 and not desc.causal))
+        # Of f32 heads wider than 32 and of f64 wider than 128, the fastest tiles spill on Hopper, without dropout.
+        least = {"f32": 33, "f64": 129}.get(desc.element, 257)
+        wide = (op, entry) == ("attention_backward", "tiles") and desc.head_dim >= least
         wide = wide and not desc.dropout and target.arch is tp.ArchSku.SM90A
-        yield replace(build, may_spill=build.may_spill or entry.startswith(HOPPER) or unmasked or wide)
+        yield replace(build, may_spill=build.may_spill or entry.startswith(HOPPER) or large or wide)

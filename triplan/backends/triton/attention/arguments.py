@@ -27,13 +27,16 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Queries and keys of a step, how a program computes them, and columns of a head that it loads at a time."""
+    """Queries and keys of a step, how a program computes them, and columns of a head that it multiplies at a time.
+
+    Chunks of 64 columns take fewer registers than whole heads, and the last one of a head is no wider than it must be.
+    """
 
     queries: int
     keys: int
     warps: int
     stages: int
-    columns: int = MOST_WIDTH
+    columns: int = 64
 
 
 def arithmetic(desc: AttendingDescriptor) -> str:
@@ -60,8 +63,8 @@ class Choice:
     """The tiles of a kernel: the usual ones, and others where these would spill registers.
 
     With dropout, the words of Philox take registers: usual tiles have 8 warps then. sm80 has no wgmma, which reads
-    factors from shared memory, and less of that. ``usual`` may name tiles of width 32 too: for heads of up to 32 f32
-    elements, but not on sm80, where these tiles would spill.
+    factors from shared memory, and less of that. ``usual`` may name tiles of widths 32 and 192 too, for heads that need
+    no more of 64 and 256; but not on sm80, whose registers or shared memory would not hold them.
     """
 
     usual: Tiles
@@ -74,9 +77,10 @@ class Choice:
             return self.dropout.get(known) or tuple(replace(tile, warps=8) for tile in self.usual[known])
         if target is not None and target.arch is ArchSku.SM80:
             return self.sm80.get(known, self.usual[known])
-        if known == ("parts", 64) and max(desc.head_dim, desc.values) <= 32:
-            return self.usual.get(("parts", 32), self.usual[known])
-        return self.usual[known]
+        kind, width = known
+        less = {64: 32, 256: 192}.get(width, width)
+        own = less if max(desc.head_dim, desc.values) <= less else width
+        return self.usual.get((kind, own)) or self.usual[known]
 
 
 def pointer(o: Operand) -> Ptr:
@@ -142,9 +146,20 @@ def blocks_of(desc: AttendingDescriptor, tile: Tile, alike: bool) -> tuple[int, 
 
 
 def columns_of(desc: AttendingDescriptor, tile: Tile, alike: bool = False) -> tuple[int, int]:
-    """Columns of all blocks of a key and of a value, which multiply."""
+    """Columns of a key and of a value that count in costs: those which multiply; but of halves, whose paces were
+    measured without chunks, powers of two."""
+    if desc.element.itemsize == 2:
+        tile = replace(tile, columns=MOST_WIDTH)
     of_keys, of_values = blocks_of(desc, tile, alike)
-    return math.ceil(desc.head_dim / of_keys) * of_keys, math.ceil(desc.values / of_values) * of_values
+    return _columns(desc.head_dim, of_keys), _columns(desc.values, of_values)
+
+
+def _columns(width: int, block: int) -> int:
+    """Columns of all chunks of a head, as ``columns_at`` of the kernels has them."""
+    rest = width % block
+    if width <= block or rest == 0:
+        return max(width, block)
+    return width - rest + max(ceil_power(rest), 16)
 
 
 def constants(desc: AttendingDescriptor, tile: Tile, alike: bool = False) -> dict[str, object]:

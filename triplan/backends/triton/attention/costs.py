@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from triplan.backends.triton.attention.arguments import (
-    MOST_WIDTH,
     arithmetic,
     is_elementwise,
     padded_width,
@@ -75,13 +74,13 @@ class Work:
 
 
 def pace_of(desc: AttendingDescriptor, paces: Mapping[str, Pace]) -> Pace:
-    """That of a kernel by pointers, by ``arithmetic``; of halves whose keys or values are loaded one by one
-    ``elements``, and ``wide elements`` of heads that then spill registers.
+    """That of a kernel by pointers, by ``arithmetic``; those of ``elements`` where keys or values of halves are
+    loaded one by one.
 
     Queries, too, may be loaded one by one; but this happens once, before the steps.
     """
     if desc.element.itemsize == 2 and any(is_elementwise(desc.operand(name)) for name in "kv"):
-        return paces["elements" if padded_width(desc) < MOST_WIDTH else "wide elements"]
+        return paces[f"elements {padded_width(desc)}"]
     return paces[arithmetic(desc)]
 
 

@@ -3,31 +3,39 @@
 An f32 number is exactly the sum of three bf16 numbers, of 8 bits each. Of the nine products of the parts of two factors
 six are added up; the others are together below 2**-24 of the product, half a unit in its last place. So f32 factors are
 multiplied as precisely as by FMAs, in six products of bf16, which tensor cores multiply sixteen times as fast. Parts
-come in chunks of BLOCK columns of a head, as tuples of tiles. Everything else has one chunk, of one part.
+of a head come as tuples of tiles, in chunks of BLOCK columns, the last of as few as a power of two allows: a head of 80
+elements in chunks of 64 and 16. Everything else is of one part.
 """
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
+import triton
 import triton.language as tl
 
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.attention.shared_kernels import load_tile, store_tile
 
 
+@triton.constexpr_function
+def columns_at(first, width, block):
+    """Columns of the chunk of a head that begins at ``first``; the last is no wider than its columns need."""
+    return block if first == 0 or width - first >= block else max(triton.next_power_of_2(width - first), 16)
+
+
 @jit
 def store_chunks(pointer, strides, row, rows, chunks, factor, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """``store_tile`` of each chunk times ``factor``."""
     for i in tl.static_range(len(chunks)):
-        store_tile(pointer, strides, row, rows, chunks[i] * factor, WIDTH, BLOCK, i * BLOCK)
+        store_tile(pointer, strides, row, rows, chunks[i] * factor, WIDTH, chunks[i].shape[1], i * BLOCK)
 
 
 @jit
 def zero_chunks(ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ACC: tl.constexpr):
-    """Accumulators (ROWS, BLOCK) of each BLOCK columns of a head."""
+    """Accumulators (ROWS, columns) of the chunks of a head."""
     found = ()
-    for _ in tl.static_range(0, WIDTH, BLOCK):
-        found = found + (tl.zeros((ROWS, BLOCK), ACC),)
+    for first in tl.static_range(0, WIDTH, BLOCK):
+        found = found + (tl.zeros((ROWS, columns_at(first, WIDTH, BLOCK)), ACC),)
     return found
 
 
@@ -67,7 +75,8 @@ def load_parts(
     """The parts of ``load_tile`` of each BLOCK columns of a head."""
     found = ()
     for first in tl.static_range(0, WIDTH, BLOCK):
-        found = found + (parts_of(load_tile(pointer, strides, row, rows, WIDTH, BLOCK, TRANSPOSED, first), PARTS),)
+        x = load_tile(pointer, strides, row, rows, WIDTH, columns_at(first, WIDTH, BLOCK), TRANSPOSED, first)
+        found = found + (parts_of(x, PARTS),)
     return found
 
 
@@ -88,8 +97,8 @@ def load_with_sums(
     found = ()
     total = tl.zeros((row.shape[0],), ACC)
     for first in tl.static_range(0, WIDTH, BLOCK):
-        x = load_tile(pointer, strides, row, rows, WIDTH, BLOCK, False, first)
-        y = load_tile(other, other_strides, row, rows, WIDTH, BLOCK, False, first)
+        x = load_tile(pointer, strides, row, rows, WIDTH, columns_at(first, WIDTH, BLOCK), False, first)
+        y = load_tile(other, other_strides, row, rows, WIDTH, columns_at(first, WIDTH, BLOCK), False, first)
         total += tl.sum(x.to(ACC) * y.to(ACC), 1)
         found = found + (parts_of(x, PARTS),)
     return found, total
@@ -113,6 +122,8 @@ def multiply(x, y, PRECISION: tl.constexpr, ACC: tl.constexpr):
     ones, whose last bit would cut them off."""
     if len(x[0]) == 1:
         found = tl.dot(x[0][0], y[0][0], input_precision=PRECISION, out_dtype=ACC)
+        for i in tl.static_range(1, len(x)):
+            found = tl.dot(x[i][0], y[i][0], found, input_precision=PRECISION, out_dtype=ACC)
     else:
         found = tl.zeros((x[0][0].shape[0], y[0][0].shape[1]), ACC)
         for i in tl.static_range(len(x)):
@@ -130,13 +141,17 @@ def multiply(x, y, PRECISION: tl.constexpr, ACC: tl.constexpr):
 def accumulate(acc, x, y, PRECISION: tl.constexpr, ACC: tl.constexpr):
     """acc[i] + x @ y[i] of each chunk, (m, n) and (n, BLOCK). Products of parts are summed on their own: the last bit
     of acc would cut off the small ones."""
+    found = ()
     if len(y[0]) == 1:
-        found = (tl.dot(x.to(y[0][0].dtype), y[0][0], acc[0], input_precision=PRECISION, out_dtype=ACC),)
+        factor = x.to(y[0][0].dtype)
+        # From the last chunk, as Triton lays out all products of a chain as it does the last of them: along its columns
+        # if these are more than its rows.
+        for i in tl.static_range(len(y) - 1, -1, -1):
+            found = (tl.dot(factor, y[i][0], acc[i], input_precision=PRECISION, out_dtype=ACC),) + found
     else:
         parts = (parts_of(x, 3),)
-        found = ()
-        for i in tl.static_range(len(y)):
-            found = found + (acc[i] + multiply(parts, (y[i],), PRECISION, ACC),)
+        for i in tl.static_range(len(y) - 1, -1, -1):
+            found = (acc[i] + multiply(parts, (y[i],), PRECISION, ACC),) + found
     return found
 
 

@@ -22,8 +22,10 @@ from triplan.sku import Support, Target
 #: before it. Where only q is read by single elements, of halves, its bytes per microsecond are those of "elements".
 PACES = {
     "half": Pace(1.1, 0.0, 457.0, together=1.18, loads=6.3e4, scores=3.9e4),
-    "elements": Pace(0.0, 1.1, 240.0, together=1.55, start_us=1.2, loads=6.3e4, scores=3.9e4),
-    "wide elements": Pace(0.0, 0.5, 39.0, start_us=2.3),
+    "elements 64": Pace(0.0, 1.1, 240.0, together=1.55, start_us=1.2, loads=6.3e4, scores=3.9e4),
+    # The registers of eight warps leave no room for a second tile.
+    "elements 128": Pace(0.0, 1.1, 240.0, start_us=1.2, loads=6.3e4, scores=3.9e4),
+    "elements 256": Pace(0.0, 0.5, 39.0, start_us=2.3),
     "tf32": Pace(0.5, 0.6, 150.0, together=1.6),
     "parts": Pace(0.47, 1.17, 45.0, together=1.66),
     "scalar": Pace(0.5, 1.0, 9.0, together=1.6),
@@ -31,27 +33,28 @@ PACES = {
 #: Tiles by kind of arithmetic and padded width of a head: the largest found that do not spill registers (sm80 and
 #: sm90a, causal; Triton 3.6 and 3.9), but for heads of f32 and f64 that are read one element at a time, which may a
 #: little. Of f64 each of four warps multiplies 8 keys of a step; of fewer keys than 32 some would multiply the same.
-#: Their speed is untuned, but for heads of 256 halves and of f64 on sm90a (an H200; of f64 by a run that is not
-#: published). Parts of f32 have 32 queries, whose products are mma.sync's; ``large_tiles`` has those of wgmma.
+#: Their speed is untuned, but for heads of 256 halves on sm90a (an H200). Those of f64 read shared memory
+#: least often, by their machine code. Parts of f32 have 32 queries, whose products are mma.sync's; ``large_tiles`` has
+#: those of wgmma. Heads of tf32 are not cut into chunks: ptxas may confuse two layouts (see ``tiles_backward``).
 TILES = Choice(
     usual={
         ("half", 64): (Tile(128, 64, 4, 3),),
         ("half", 128): (Tile(128, 64, 8, 3),),
         ("half", 256): (Tile(128, 64, 8, 2),),
-        ("tf32", 64): (Tile(64, 32, 4, 2),),
-        ("tf32", 128): (Tile(64, 32, 4, 2),),
-        ("tf32", 256): (Tile(32, 16, 4, 2),),
-        ("parts", 64): (Tile(32, 32, 4, 2, 64),),
-        ("parts", 128): (Tile(32, 32, 4, 2, 64),),
-        ("parts", 256): (Tile(16, 32, 4, 2, 64),),
+        ("tf32", 64): (Tile(64, 32, 4, 2, 256),),
+        ("tf32", 128): (Tile(64, 32, 4, 2, 256),),
+        ("tf32", 256): (Tile(32, 16, 4, 2, 256),),
+        ("parts", 64): (Tile(32, 32, 4, 2),),
+        ("parts", 128): (Tile(32, 32, 4, 2),),
+        ("parts", 256): (Tile(16, 32, 4, 2),),
         ("scalar", 64): (Tile(32, 32, 4, 1),),
         ("scalar", 128): (Tile(32, 32, 4, 1),),
-        ("scalar", 256): (Tile(16, 16, 4, 2),),
+        ("scalar", 256): (Tile(16, 32, 4, 1),),
     },
     dropout={("half", 128): (Tile(64, 64, 8, 3),), ("half", 256): (Tile(64, 32, 8, 3),)},
     sm80={
-        ("half", 256): (Tile(64, 32, 8, 3),),
-        ("parts", 128): (Tile(32, 16, 4, 2, 64),),
+        ("half", 256): (Tile(64, 32, 8, 3, 128),),
+        ("parts", 128): (Tile(32, 16, 4, 2),),
         ("scalar", 128): (Tile(32, 16, 4, 1),),
         ("scalar", 256): (Tile(16, 16, 4, 1),),
     },
@@ -75,7 +78,7 @@ def tiles_us(desc: AttentionDescriptor, target: Target, tile: Tile, alike: bool 
     return forward_us(desc, target, (tile.queries, tile.keys), columns_of(desc, tile, alike), pace_of(desc, PACES))
 
 
-def numerics(desc: AttendingDescriptor, choice: Choice = TILES, version: int = 6, name: str = "tiles") -> str | None:
+def numerics(desc: AttendingDescriptor, choice: Choice = TILES, version: int = 7, name: str = "tiles") -> str | None:
     """The numerics id: what the bits of a row depend on besides the row and its keys. None with dropout, as they then
     depend on the place of the row."""
     if desc.dropout:
@@ -96,7 +99,7 @@ def numerics(desc: AttendingDescriptor, choice: Choice = TILES, version: int = 6
     rank=rank,
     numerics=numerics,
     priority=1,  # after wgmma, which gives other bits
-    version=5,
+    version=6,
 )
 def tiles(desc: AttentionDescriptor, target: Target) -> list[Launch]:
     return launches(desc, TILES.of(desc, target)[0])

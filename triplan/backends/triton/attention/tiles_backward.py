@@ -23,7 +23,7 @@ from triplan.descriptors import AttentionBackwardDescriptor, packed_strides
 from triplan.sku import Support, Target
 
 #: Of the entry and of its numerics ids.
-VERSION = 7
+VERSION = 8
 #: As those of the forward op, but operands of a step are loaded before it. Of parts and f64 from a few problems each:
 #: steps of parts wait for one thing after another, so that they take about as long with more queries or keys.
 PACES = {
@@ -36,37 +36,43 @@ PACES = {
 #: so long that instructions cost less than more steps. On Hopper these spill all the same: up to 280 bytes of heads of
 #: up to 128, 640 with some masks or where elements are loaded one by one, and 5 KB of wider heads. Of four
 #: to six tiles of dq, and of dk and dv, each was the fastest on an H200, or nearly, by a run that is not published.
+#: Those of f64 read shared memory least often, by their machine code: with four warps along 32 keys (or queries) no two
+#: multiply the same. Of heads wider than 128 on Hopper they spill up to 3 KB, most of it before and after their loops.
 TILES = Choice(
     usual={
         ("half", 64): (Tile(128, 64, 8, 2), Tile(32, 128, 8, 1)),
         ("half", 128): (Tile(64, 64, 8, 2), Tile(32, 64, 8, 2)),
         ("half", 256): (Tile(128, 32, 8, 2), Tile(32, 32, 8, 1)),
-        ("tf32", 64): (Tile(64, 32, 4, 1), Tile(32, 64, 8, 1)),
-        ("tf32", 128): (Tile(32, 16, 4, 1), Tile(32, 64, 8, 1)),
-        ("tf32", 256): (Tile(16, 16, 4, 1), Tile(16, 32, 8, 1)),
+        ("tf32", 64): (Tile(64, 32, 4, 1, 256), Tile(32, 64, 8, 1, 256)),
+        ("tf32", 128): (Tile(32, 16, 4, 1, 256), Tile(32, 64, 8, 1, 256)),
+        ("tf32", 256): (Tile(16, 16, 4, 1, 256), Tile(16, 32, 8, 1, 256)),
         ("parts", 32): (Tile(64, 64, 4, 1, 32), Tile(32, 64, 4, 1, 32)),
-        ("parts", 64): (Tile(64, 64, 4, 1, 64), Tile(32, 64, 4, 1, 64)),
-        ("parts", 128): (Tile(32, 32, 4, 1, 64), Tile(64, 32, 8, 1, 64)),
-        ("parts", 256): (Tile(32, 64, 8, 1, 64), Tile(64, 32, 8, 1, 64)),
-        ("scalar", 64): (Tile(16, 16, 4, 1), Tile(16, 32, 4, 1)),
-        ("scalar", 128): (Tile(16, 16, 4, 1), Tile(16, 32, 4, 1)),
-        ("scalar", 256): (Tile(16, 16, 4, 1), Tile(16, 16, 4, 1)),
+        ("parts", 64): (Tile(64, 64, 4, 1), Tile(32, 64, 4, 1)),
+        ("parts", 128): (Tile(32, 32, 4, 1), Tile(64, 32, 8, 1)),
+        ("parts", 256): (Tile(32, 64, 8, 1), Tile(64, 32, 8, 1)),
+        ("scalar", 64): (Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
+        ("scalar", 128): (Tile(16, 32, 4, 1), Tile(32, 16, 4, 1)),
+        ("scalar", 192): (Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
+        ("scalar", 256): (Tile(16, 32, 4, 1), Tile(32, 16, 4, 1)),
     },
     dropout={
         ("half", 64): (Tile(64, 64, 8, 2), Tile(16, 128, 8, 1)),
         ("half", 256): (Tile(64, 32, 8, 2), Tile(32, 32, 8, 1)),
-        ("tf32", 64): (Tile(64, 32, 8, 1), Tile(32, 32, 8, 1)),
-        ("tf32", 128): (Tile(32, 16, 8, 1), Tile(32, 32, 8, 1)),
-        ("parts", 64): (Tile(32, 32, 8, 1, 64), Tile(16, 128, 8, 1, 64)),
-        ("parts", 128): (Tile(16, 16, 8, 1, 64), Tile(16, 32, 8, 1, 64)),
-        ("parts", 256): (Tile(16, 64, 8, 1, 64), Tile(32, 16, 8, 1, 64)),
+        ("tf32", 64): (Tile(64, 32, 8, 1, 256), Tile(32, 32, 8, 1, 256)),
+        ("tf32", 128): (Tile(32, 16, 8, 1, 256), Tile(32, 32, 8, 1, 256)),
+        ("parts", 64): (Tile(32, 32, 8, 1), Tile(16, 128, 8, 1)),
+        ("parts", 128): (Tile(16, 16, 8, 1), Tile(16, 32, 8, 1)),
+        ("parts", 256): (Tile(16, 64, 8, 1), Tile(32, 16, 8, 1)),
         ("scalar", 128): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+        ("scalar", 256): (Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
     },
     sm80={
+        ("half", 128): (Tile(64, 64, 8, 2), Tile(32, 64, 8, 2, 128)),
         ("half", 256): (Tile(64, 32, 8, 2), Tile(32, 32, 8, 1)),
-        ("parts", 64): (Tile(32, 32, 4, 1, 64), Tile(16, 32, 4, 1, 64)),
-        ("parts", 128): (Tile(16, 32, 8, 1, 64), Tile(16, 16, 4, 1, 64)),
-        ("parts", 256): (Tile(16, 64, 8, 1, 64), Tile(32, 16, 8, 1, 64)),
+        ("parts", 64): (Tile(32, 32, 4, 1), Tile(16, 32, 4, 1)),
+        ("parts", 128): (Tile(16, 32, 8, 1), Tile(16, 16, 4, 1)),
+        ("parts", 256): (Tile(16, 64, 8, 1), Tile(32, 16, 8, 1)),
+        ("scalar", 256): (Tile(16, 16, 4, 1), Tile(16, 16, 4, 1)),
     },
 )
 

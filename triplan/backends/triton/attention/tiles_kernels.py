@@ -167,7 +167,7 @@ def attention_tiles_kernel(
         found = acc[i] / divisor
         if draw is not None:
             found *= draw[4]
-        store_tile(out, out_strides, query, queries, found, VALUE, BLOCK_V, i * BLOCK_V)
+        store_tile(out, out_strides, query, queries, found, VALUE, found.shape[1], i * BLOCK_V)
     at = head_pointer(lse, lse_strides, batch, head)
     found = (finite_shift(top) + logarithm(total)) / UNIT
     tl.store(at + query.to(tl.int64) * lse_strides[2], found, mask=query < queries)
