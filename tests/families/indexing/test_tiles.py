@@ -196,10 +196,10 @@ def test_columns_are_those_of_the_index_or_of_what_is_written(op: str, dense: in
 
 #: Shape of the factors, axis, places; and the factors of a thread.
 PRODUCTS: list[tuple[tuple[int, ...], int, int, int]] = [
-    ((250, 7), 0, 5, 16),
-    ((3, 50, 40), 1, 4, 16),
-    ((300,), 0, 4, 16),
-    ((5, 40), 1, 3, 16),
+    ((250, 7), 0, 5, 8),
+    ((3, 50, 40), 1, 4, 8),
+    ((300,), 0, 4, 8),
+    ((5, 40), 1, 3, 8),
     ((3, 2), 0, 1, 4),
     ((3, 40), 0, 3, 1),  # as many places as factors: few meet
 ]
@@ -224,7 +224,7 @@ def test_factors_of_one_index_surely_meet() -> None:
     desc = build("scatter_prod", (20, 40), 0, 30, element="i32").replace(layouts={"index": index})
     plan = pinned(desc, "atomic_reduce", H200)
     assert plan is not None
-    assert plan.launches[-1].constexprs["JOINED"] == 16
+    assert plan.launches[-1].constexprs["JOINED"] == 8
 
 
 @pytest.mark.parametrize("where", [pytest.param(w, marks=getattr(pytest.mark, w)) for w in ("interpret", "gpu")])

@@ -49,6 +49,7 @@ TILES = Choice(
         ("parts", 256): (Tile(16, 32, 4, 2),),
         ("scalar", 64): (Tile(32, 32, 4, 1),),
         ("scalar", 128): (Tile(32, 32, 4, 1),),
+        ("scalar", 192): (Tile(32, 32, 4, 1),),
         ("scalar", 256): (Tile(16, 32, 4, 1),),
     },
     dropout={("half", 128): (Tile(64, 64, 8, 3),), ("half", 256): (Tile(64, 32, 8, 3),)},

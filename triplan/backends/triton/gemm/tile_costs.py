@@ -160,12 +160,11 @@ def _other_registers(desc: MatrixProductDescriptor) -> int:
     return OTHER_REGISTERS_WORDS if words else OTHER_REGISTERS
 
 
-def resident_programs(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: int = 1) -> int:
+def resident_programs(desc: MatrixProductDescriptor, tile: Tile, target: Target) -> int:
     """Programs that one multiprocessor holds at a time."""
     by_memory = target.shared_memory // (tile.shared_bytes(desc.element.itemsize) + RESERVED_SHARED_BYTES)
     held = tile.accumulators * (2 if desc.multiplicands in (MathPrecision.F32, MathPrecision.F64) else 1)
-    # Of pieces of k, twice as many programs as this counts were faster, by a run on an H200 that is not published.
-    if desc.multiplicands is MathPrecision.TF32X3 and has_elementwise_access(desc) and pieces == 1:
+    if desc.multiplicands is MathPrecision.TF32X3 and has_elementwise_access(desc):
         each = (tile.m + tile.n) * tile.k // (32 * tile.warps)
         held += OTHER_REGISTERS_TF32X3 + EACH_REGISTERS_TF32X3 * each
     else:
@@ -216,7 +215,7 @@ def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: i
     sms = target.sm_count
     programs = programs_of(desc, tile) * pieces
     steps = max(-(-desc.k // (tile.k * pieces)), 1)
-    resident = resident_programs(desc, tile, target, pieces)
+    resident = resident_programs(desc, tile, target)
     # Several resident programs overlap, so that half a wave costs half; a single one does not. Those of f64 share what
     # multiplies: side by side they take as long as one after the other, and the fullest multiprocessor ends last.
     whole = resident == 1 or desc.multiplicands is MathPrecision.F64
