@@ -79,8 +79,8 @@ ADD_PAIRS = Point(kernels.atomic_pair_point, pairs=True, elements=SINGLE_ELEMENT
 #: How many points of a thread these are at most; and bytes of their elements. Of all points that its threads have, a
 #: warp loads one each at a time: the further these lie apart, the more cache lines each load takes.
 JOINED, JOINED_BYTES = 4, 16
-#: Factors of a thread in one column, at most: of 16, 8 and 4 the one that never lost much, in products of 17 tables on an
-#: H200, by a run that is not published.
+#: Factors of a thread in one column, at most: of 16, 8 and 4 the one that never lost much, in products of 17 tables on
+#: an H200, by a run that is not published.
 FACTORS = 8
 
 
