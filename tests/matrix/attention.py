@@ -61,8 +61,10 @@ def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
         # Where no mask hides keys, ``large_tiles`` spills with heads of 64; it is faster than ``tiles`` all the same.
         desc: Any = build.desc
         large = entry == "large_tiles" and (desc.head_dim > 128 or (desc.head_dim == 64 and not desc.causal))
-        # Of f32 heads wider than 32 and of f64 wider than 128, the fastest tiles spill on Hopper, without dropout.
+        # Of f32 heads wider than 32 and of f64 wider than 128, the fastest tiles spill on Hopper, without dropout;
+        # forward those of f64 up to 192.
         least = {"f32": 33, "f64": 129}.get(desc.element, 257)
         wide = (op, entry) == ("attention_backward", "tiles") and desc.head_dim >= least
+        wide |= (op, entry, desc.element) == ("attention", "tiles", "f64") and 128 < desc.head_dim <= 192
         wide = wide and not desc.dropout and target.arch is tp.ArchSku.SM90A
         yield replace(build, may_spill=build.may_spill or entry.startswith(HOPPER) or large or wide)
