@@ -67,6 +67,20 @@ def test_parts_hold_all_steps_once_and_none_is_empty(n: int, k: int) -> None:
         assert len(tiles_in_order(desc, cut)) == cut.whole + cut.rest
 
 
+@pytest.mark.parametrize(
+    ("extents", "rest", "parts", "depth"),
+    [((6144, 384, 2560), 12, 10, 4), ((2560, 2560, 8192), 4, 16, 8), ((2560, 2560, 640), 4, 2, 5)],
+    ids=["one part more would be empty", "as many as are added", "as deep as a part must be"],
+)
+def test_parts_fill_a_round_as_far_as_they_may(
+    extents: tuple[int, int, int], rest: int, parts: int, depth: int
+) -> None:
+    m, n, k = extents
+    found = [cut for cut in wgmma_cut.cuts_of(LINEAR.replace(m=m, n=n, k=k), H200) if cut.ring.n == 128]
+    assert {cut.rest for cut in found} == {rest}
+    assert (parts, depth) == max((cut.parts, cut.depth) for cut in found)
+
+
 BATCHED = tp.BatchedGemmDescriptor(batch=2, m=200, n=136, k=1096, element="f16", epilogue="silu", reads_c0=True)
 
 
