@@ -123,6 +123,7 @@ def gradients(element: str) -> Iterator[tp.Descriptor]:
     ]
     if element in ("f16", "bf16"):
         found.append(backward(1600, 17749, 12437, element, (1, 1, 1)))
+        found.append(backward(2560, 4096, 2560, element, (1, 0, 0), layouts={"b": COLUMN}))
     if element == "f64":
         found.append(backward(2048, 8193, 5517, element, (0, 1, 0)))
     if element == "f32":
