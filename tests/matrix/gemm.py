@@ -198,7 +198,8 @@ def others(op: str, entry: str, target: tp.Target) -> Iterator[tuple[tp.Descript
                 specialised = ring.specialised
                 yield desc, wgmma.launches(desc, ring, target) if specialised else wgmma_tiles.launches(desc, ring)
     elif (op, entry) == ("gemm", "wgmma_cut"):
-        for desc in heavy:
+        few = tuple(desc.replace(m=2560, n=2560) for desc in heavy)  # few tiles are cut, into many parts
+        for desc in (*heavy, *few):
             for cut in wgmma_cut.cuts_of(desc, target):
                 yield desc, overlapping(wgmma_cut.launches(desc, cut, target), target)
     elif (op, entry) == ("batched_gemm", "wgmma"):

@@ -160,9 +160,9 @@ def launches(desc: MatrixProductDescriptor, cut: Cut, target: Target) -> list[La
     return [ring_launch(desc, cut.ring, target, cut.items, args), sum_launch(desc, cut)]
 
 
-def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
-    """Whether TMA can read and write the operands, and there is a tile to cut."""
-    if not (found := maps(desc, target)):
+def supports(desc: MatrixProductDescriptor, target: Target, roomy: bool = False) -> Support:
+    """Whether TMA can read and write the operands (``roomy``: see ``tma``), and there is a tile to cut."""
+    if not (found := maps(desc, target, roomy)):
         return found
     if desc.symmetric:
         return Support.no("cuts no tiles of a symmetric c, of which wgmma computes the lower triangle")
