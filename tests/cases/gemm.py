@@ -8,6 +8,7 @@ from typing import Any
 
 import triplan as tp
 from cases import CPU, repeats, required
+from triplan.backends.triton.gemm import separate_wgmma, wgmma_cut
 from triplan.testing import check_plan, check_refusals
 
 INTERPRETED = ("tiles", "tiles_invariant")
@@ -15,6 +16,9 @@ BACKWARD_INTERPRETED = ("separate", "tiles_invariant")
 HOPPER = ("wgmma", "wgmma_tiles")
 #: The entries of both ops for halves and floats.
 ENTRIES = {"gemm": (*INTERPRETED, "split_k", *HOPPER), "gemm_backward": (*BACKWARD_INTERPRETED, "wgmma")}
+
+#: Of ``separate_wgmma``, the way in which every product has tiles that are cut.
+CUT_WAYS = tuple(way for way in separate_wgmma.WAYS if way.build is wgmma_cut.wgmma_cut)
 
 ELEMENTS = ("f16", "bf16", "f32", "f64")
 EPILOGUES = ("identity", "relu", "gelu", "silu", "bias", "bias_relu", "bias_gelu", "bias_silu")

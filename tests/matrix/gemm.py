@@ -123,6 +123,7 @@ def gradients(element: str) -> Iterator[tp.Descriptor]:
     ]
     if element in ("f16", "bf16"):
         found.append(backward(1600, 17749, 12437, element, (1, 1, 1)))
+        found.append(backward(2560, 4096, 2560, element, (1, 0, 0), layouts={"b": COLUMN}))
     if element == "f64":
         found.append(backward(2048, 8193, 5517, element, (0, 1, 0)))
     if element == "f32":
@@ -197,7 +198,8 @@ def others(op: str, entry: str, target: tp.Target) -> Iterator[tuple[tp.Descript
                 specialised = ring.specialised
                 yield desc, wgmma.launches(desc, ring, target) if specialised else wgmma_tiles.launches(desc, ring)
     elif (op, entry) == ("gemm", "wgmma_cut"):
-        for desc in heavy:
+        few = tuple(desc.replace(m=2560, n=2560) for desc in heavy)  # few tiles are cut, into many parts
+        for desc in (*heavy, *few):
             for cut in wgmma_cut.cuts_of(desc, target):
                 yield desc, overlapping(wgmma_cut.launches(desc, cut, target), target)
     elif (op, entry) == ("batched_gemm", "wgmma"):

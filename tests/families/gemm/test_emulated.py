@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from cases import H200, required
-from cases.gemm import COLUMN, backward, tiles_in_order
+from cases.gemm import COLUMN, CUT_WAYS, backward, tiles_in_order
 from cases.gluon import emulate
 
 import triplan as tp
 from triplan.backends.runtime.launch import Int, Launch, Scratch
-from triplan.backends.triton.gemm import wgmma, wgmma_backward, wgmma_cut, wgmma_tiles
+from triplan.backends.triton.gemm import separate, wgmma, wgmma_backward, wgmma_cut, wgmma_tiles
 from triplan.backends.triton.gemm.arguments import GROUP_M
 from triplan.backends.triton.gemm.rings import MEETING_K, rings_of
 
@@ -129,16 +129,42 @@ def test_a_product_whose_last_tiles_are_cut(columns: int, name: str, programs: i
     workspace = torch.full((cut.nbytes + 64,), -1, dtype=torch.uint8)  # NaN
     launch, _ = wgmma_cut.launches(desc, cut, target)
     emulate(launch, x, workspace)
-    found = workspace.view(torch.float32)
-    assert found[-16:].isnan().all()
-    places = tiles_in_order(desc, cut)
-    expected = exact(desc, x)["c"]
-    sums = found[:-16].view(3, cut.rest, cut.ring.m, cut.ring.n).sum(0)
-    for (product, row, column), total in zip(places[cut.whole :], sums, strict=True):
-        c = x["c"][product, row : row + cut.ring.m, column : column + cut.ring.n]
-        assert c.isnan().all()
-        c.copy_(total[: c.shape[0], : c.shape[1]])
-    assert torch.equal(x["c"], expected)
+    assert workspace.view(torch.float32)[-16:].isnan().all()
+    add_parts(desc, cut, x["c"], workspace)
+    assert torch.equal(x["c"], exact(desc, x)["c"])
+
+
+def add_parts(desc: Any, cut: wgmma_cut.Cut, c: torch.Tensor, workspace: torch.Tensor) -> None:
+    """What the second launch does; until then, C's tiles that are cut are NaN."""
+    partial = workspace[: cut.nbytes].view(torch.float32).view(cut.parts, cut.rest, cut.ring.m, cut.ring.n)
+    places = tiles_in_order(desc, cut)[cut.whole :]
+    for (product, row, column), total in zip(places, partial.sum(0), strict=True):
+        own = c[product, row : row + cut.ring.m, column : column + cut.ring.n]
+        assert own.isnan().all()
+        own.copy_(total[: own.shape[0], : own.shape[1]])
+
+
+@pytest.mark.parametrize("programs", [7, 40])
+@pytest.mark.parametrize(
+    ("out", "layouts"),
+    [(None, {}), ("f32", {"b": COLUMN, "db": COLUMN}), (None, {"dc": COLUMN, "da": COLUMN})],
+    ids=["rows", "linear_f32", "columns"],
+)
+def test_gradients_whose_last_tiles_are_cut(out: str | None, layouts: Any, programs: int) -> None:
+    """Both products have parts, which take turns in the workspace; a column-major gradient is added in place."""
+    desc = backward(584, 520, 328, "bf16", (1, 1, 0), layouts=layouts, out_element=out)
+    target = few(programs)
+    x: dict[str, Any] = {**drawn(desc, 2), "alpha": 1.0}
+    workspace = torch.full((separate.workspace(desc, target, CUT_WAYS),), -1, dtype=torch.uint8)
+    launches = separate.launches(desc, target, CUT_WAYS)
+    assert len(launches) == 4
+    for p, launch in zip(separate.products_of(desc, target, CUT_WAYS), launches[::2], strict=True):
+        view, cut = p.views["c"], wgmma_cut.cheapest_cut(p.desc, target)
+        emulate(launch, x, workspace)
+        result = x[view.operand.name]
+        add_parts(p.desc, cut, result.t() if view.transposed else result, workspace)
+    for name, t in exact(desc, x).items():
+        assert torch.equal(x[name], t), name
 
 
 @pytest.mark.parametrize("m", [64, 136, 328, 648, 840])

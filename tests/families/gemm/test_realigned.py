@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from cases import H200, INTERPRETER, pinned, required
-from cases.gemm import COLUMN, LOOSE_COLUMN, backward, backward_grid, batched_grid, check, grid, plan_with
+from cases.gemm import COLUMN, LOOSE_COLUMN, ROW, backward, backward_grid, batched_grid, check, grid, plan_with
 
 import triplan as tp
+from triplan.backends.runtime.launch import Scratch
+from triplan.backends.triton.gemm import wgmma_cut
 from triplan.backends.triton.gemm.copies import MatrixCopy
 
 ODD = tp.GemmDescriptor(m=2049, n=2047, k=2046, element="bf16", epilogue="bias_silu")
@@ -37,12 +39,27 @@ ODD = tp.GemmDescriptor(m=2049, n=2047, k=2046, element="bf16", epilogue="bias_s
 def test_what_is_copied(change: dict[str, Any], copies: str, padded: int) -> None:
     """What TMA cannot map as it lies, and C where TMA would write beyond a row of it."""
     plan = required(ODD.replace(**change), "realigned", H200)
-    names = [x.kernel.__name__ for x in plan.launches]
+    names = [x.kernel.__name__ for x in plan.launches if x.kernel.__name__ != "parts_kernel"]
     factors = sum(x in copies for x in "ab")
     assert names[:factors] == ["matrix_copy_kernel"] * factors
     assert names[factors].startswith("wgmma")
     assert names[factors + 1 :] == ["matrix_copy_kernel"] * ("c" in copies)
-    assert plan.workspace_size() == 2 * padded
+    partial = [x for launch in plan.launches if isinstance(x := launch.args.get("partial"), Scratch)]
+    assert ({x.offset for x in partial} or {plan.workspace_size()}) == {2 * padded}
+
+
+def test_parts_of_tiles_lie_behind_the_copies() -> None:
+    """They are added into the copy of C, of whose rows nothing is written beyond the end."""
+    desc = ODD.replace(m=261, n=2047, k=6019)
+    plan = required(desc, "realigned", H200)
+    assert [x.kernel.__name__ for x in plan.launches[2:]] == ["wgmma_kernel", "parts_kernel", "matrix_copy_kernel"]
+    copied, c = 2 * (261 * 6024 + 6019 * 2048 + 261 * 2048), 2 * (261 * 6024 + 6019 * 2048)
+    first, second = plan.launches[2:4]
+    cut = wgmma_cut.cheapest_cut(desc.replace(layouts=dict.fromkeys("abc", ROW)), H200)
+    for launch in (first, second):
+        assert launch.args["partial"] == Scratch(copied, tp.ElementKind.F32)
+    assert second.args["c"] == Scratch(c, tp.ElementKind.BF16)
+    assert plan.workspace_size() == copied + cut.nbytes
 
 
 def test_where_it_is_chosen() -> None:
@@ -70,6 +87,7 @@ def problems(element: str) -> Iterator[tp.Descriptor]:
         yield from grid(element, m, n, k)
         yield from batched_grid(element, 3, m, n, k)
     yield from grid(element, 1025, 515, 2047)
+    yield from grid(element, 129, 257, 8191)  # whose tiles are cut along k
 
 
 @pytest.mark.gpu

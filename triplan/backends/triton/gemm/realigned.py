@@ -1,4 +1,4 @@
-"""Kernel ``realigned``: ``wgmma`` or ``wgmma_tiles`` on copies of the matrices that TMA cannot map.
+"""Kernel ``realigned``: ``wgmma``, ``wgmma_tiles`` or ``wgmma_cut`` on copies of the matrices that TMA cannot map.
 
 A leading dimension that is no multiple of 16 bytes keeps a matrix from TMA, and pointers feed tensor cores at a third
 of their speed or less. The copies in the workspace have a leading dimension that is rounded up. They take as long as
@@ -9,10 +9,11 @@ column-major C is row-major where the product computes its transpose, unless a b
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.table import Build
-from triplan.backends.triton.gemm import copies, tma, wgmma, wgmma_tiles
+from triplan.backends.triton.gemm import copies, tma, wgmma, wgmma_cut, wgmma_tiles
 from triplan.backends.triton.gemm.copies import MatrixCopy
 from triplan.backends.triton.gemm.entries import for_products, hopper_kernel
 from triplan.backends.triton.gemm.guarantees import guarantee
@@ -64,10 +65,23 @@ def _inner(desc: MatrixProductDescriptor) -> MatrixProductDescriptor:
     return copies.of_copies(_seen(desc), _moved(desc))
 
 
-def _kernel_of(inner: MatrixProductDescriptor, target: Target) -> Build:
-    """The cheaper kernel; ``wgmma_tiles`` takes no batches."""
-    tiles = isinstance(inner, GemmDescriptor) and wgmma_tiles.rank(inner, target) < wgmma.rank(inner, target)
-    return wgmma_tiles.wgmma_tiles if tiles else wgmma.wgmma
+class _Kernel(NamedTuple):
+    """A kernel that computes the problem on the copies."""
+
+    us: float
+    workspace: int
+    build: Build
+
+
+def _kernel_of(desc: MatrixProductDescriptor, target: Target) -> _Kernel:
+    """The cheapest; ``wgmma_tiles`` takes no batches, and ``wgmma_cut`` needs tiles to cut."""
+    inner = _inner(desc)
+    found = [_Kernel(wgmma.rank(inner, target), 0, wgmma.wgmma)]
+    if isinstance(inner, GemmDescriptor):
+        found.append(_Kernel(wgmma_tiles.rank(inner, target), 0, wgmma_tiles.wgmma_tiles))
+    if wgmma_cut.supports(inner, target, roomy=True):
+        found.append(_Kernel(wgmma_cut.rank(inner, target), wgmma_cut.workspace(inner, target), wgmma_cut.wgmma_cut))
+    return min(found, key=lambda kernel: kernel.us)
 
 
 def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
@@ -81,25 +95,24 @@ def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
 
 def rank(desc: MatrixProductDescriptor, target: Target) -> float:
     """Estimated microseconds."""
-    inner, moved = _inner(desc), _moved(desc)
-    product = wgmma.rank(inner, target)
-    if isinstance(inner, GemmDescriptor):
-        product = min(product, wgmma_tiles.rank(inner, target))
+    moved, product = _moved(desc), _kernel_of(desc, target).us
     if any(copy.operand.name != "c" for copy in moved):
         product *= PRODUCT_SLOWER
     return sum(copy.cost_us for copy in moved) + product
 
 
 def workspace(desc: MatrixProductDescriptor, target: Target) -> int:
-    """Bytes of the copies; none for an empty C."""
-    return copies.workspace_bytes(_moved(desc)) if desc.operand("c").numel else 0
+    """Bytes of the copies, and of parts of tiles behind them; none for an empty C."""
+    if desc.operand("c").numel == 0:
+        return 0
+    return copies.workspace_bytes(_moved(desc)) + _kernel_of(desc, target).workspace
 
 
 @for_products(
     partial(
         hopper_kernel,
         name="realigned",
-        version=2,
+        version=3,
         supports=supports,
         rank=rank,
         workspace=workspace,
@@ -110,6 +123,6 @@ def workspace(desc: MatrixProductDescriptor, target: Target) -> int:
 def realigned(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
     if desc.operand("c").numel == 0:
         return []
-    inner, product = _inner(desc), _turned(desc)
-    found = copies.around(_moved(desc), _kernel_of(inner, target)(inner, target))
+    product = _turned(desc)
+    found = copies.around(_moved(desc), _kernel_of(desc, target).build(_inner(desc), target))
     return [product.on_operands(x) for x in found] if product else found

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.triton.gemm import realigned, separate, tma, wgmma, wgmma_tiles
+from triplan.backends.triton.gemm import realigned, separate, tma, wgmma, wgmma_cut, wgmma_tiles
 from triplan.backends.triton.gemm.entries import BACKWARD, hopper_kernel
 from triplan.backends.triton.gemm.matrices import backward_layout
 from triplan.backends.triton.gemm.separate import Way, no_workspace
@@ -19,6 +19,7 @@ from triplan.sku import Support, Target
 TMA_WAYS = (
     Way(tma.supports, wgmma.rank, no_workspace, wgmma.wgmma),
     Way(tma.supports, wgmma_tiles.rank, no_workspace, wgmma_tiles.wgmma_tiles),
+    Way(wgmma_cut.supports, wgmma_cut.rank, wgmma_cut.workspace, wgmma_cut.wgmma_cut),
     Way(realigned.supports, realigned.rank, realigned.workspace, realigned.realigned),
 )
 WAYS = (*separate.WAYS, *TMA_WAYS)
@@ -35,7 +36,7 @@ def supports(desc: GemmBackwardDescriptor, target: Target) -> Support:
 @hopper_kernel(
     op=BACKWARD,
     name="separate_wgmma",
-    version=14,
+    version=15,
     supports=supports,
     rank=partial(separate.rank, ways=WAYS),
     workspace=partial(separate.workspace, ways=WAYS),

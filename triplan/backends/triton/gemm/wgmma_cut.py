@@ -77,17 +77,20 @@ class Cut:
 
 @fact
 def cuts_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Cut, ...]:
-    """Each ring with few parts, and with as many as fill few rounds of the multiprocessors."""
+    """Each ring with few parts, and with as many as fill few rounds of the multiprocessors.
+
+    Parts have equal depths, so that the last ones of a count may have nothing left: these are dropped.
+    """
     found = []
     for ring in rings_of(desc, target, specialised=True):
         rest = tiles_in(desc, ring) % target.sm_count
-        steps = -(-desc.k // ring.k)
         if ring.pingpong or rest == 0:
             continue
-        for parts in sorted({*FEW_PARTS, *(n * target.sm_count // rest for n in ROUNDS)}):
-            depth = -(-steps // parts)
-            if 2 <= parts <= MOST_PARTS and depth >= LEAST_STEPS and -(-steps // depth) == parts:
-                found.append(Cut(ring, tiles_in(desc, ring) - rest, rest, parts, depth))
+        steps = -(-desc.k // ring.k)
+        most = min(steps // LEAST_STEPS, MOST_PARTS)
+        counts = {min(parts, most) for parts in (*FEW_PARTS, *(n * target.sm_count // rest for n in ROUNDS))}
+        for depth in sorted({-(-steps // parts) for parts in counts if parts > 1}, reverse=True):
+            found.append(Cut(ring, tiles_in(desc, ring) - rest, rest, -(-steps // depth), depth))
     return tuple(found)
 
 
@@ -157,9 +160,9 @@ def launches(desc: MatrixProductDescriptor, cut: Cut, target: Target) -> list[La
     return [ring_launch(desc, cut.ring, target, cut.items, args), sum_launch(desc, cut)]
 
 
-def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
-    """Whether TMA can read and write the operands, and there is a tile to cut."""
-    if not (found := maps(desc, target)):
+def supports(desc: MatrixProductDescriptor, target: Target, roomy: bool = False) -> Support:
+    """Whether TMA can read and write the operands (``roomy``: see ``tma``), and there is a tile to cut."""
+    if not (found := maps(desc, target, roomy)):
         return found
     if desc.symmetric:
         return Support.no("cuts no tiles of a symmetric c, of which wgmma computes the lower triangle")
