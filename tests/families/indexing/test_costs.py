@@ -115,8 +115,11 @@ def test_rows_are_moved_as_rows_unless_they_are_few_and_short(rows: int, columns
     ("shape", "places", "kernel"),
     [
         ((96, 2), 1, "ordered_reduce"),
+        ((16, 5), 1, "ordered_reduce"),
+        ((64, 16), 1, "atomic_reduce"),
         ((129, 38), 1, "atomic_reduce"),
         ((23, 257), 22, "atomic_reduce"),
+        ((3072, 333), 8, "atomic_reduce"),
         ((21504, 871), 32, "atomic_reduce"),
     ],
 )
