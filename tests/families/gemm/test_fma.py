@@ -168,10 +168,10 @@ def test_rows_that_begin_anywhere_are_stored_by_adjacent_threads() -> None:
 
 
 def test_copies_and_partial_sums_of_odd_rows_are_read_and_written_in_vectors() -> None:
-    """Their rows are rounded up to vectors, and the extents that mask loads and stores include the zeros."""
+    """Their rows are rounded up, of copies to lines, and the extents that mask loads and stores include the zeros."""
     a_copied = tp.GemmDescriptor(m=255, n=12287, k=1 << 16, element="f32", layouts={"a": LOOSE_COLUMN})
     b_copied = tp.GemmDescriptor(m=256, n=177, k=1 << 16, element="f32", layouts={"b": COLUMN})
-    for desc, vectors, extents in ((a_copied, (4, 1), (256, 12287, 12288)), (b_copied, (4, 4), (None, None, 180))):
+    for desc, vectors, extents in ((a_copied, (4, 1), (256, 12287, 12288)), (b_copied, (4, 4), (None, 192, 180))):
         _, launch, _ = fma.launches(desc, Split(fma.TILES[1], 4))
         assert (launch.constexprs["A_VECTOR"], launch.constexprs["B_VECTOR"]) == vectors
         found = (launch.args[x] for x in ("a_rows", "b_columns", "n"))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from cases import H200, INTERPRETER, pinned, required
-from cases.gemm import COLUMN, LOOSE_COLUMN, ROW, backward, backward_grid, batched_grid, check, grid, plan_with
+from cases.gemm import COLUMN, LOOSE_COLUMN, backward, backward_grid, batched_grid, check, grid, plan_with
 
 import triplan as tp
 from triplan.backends.runtime.launch import Scratch
@@ -32,7 +32,7 @@ ODD = tp.GemmDescriptor(m=2049, n=2047, k=2046, element="bf16", epilogue="bias_s
         (
             {"m": 2049, "n": 2048, "epilogue": "identity", "layouts": {"b": COLUMN, "c": COLUMN}},
             "ac",
-            2049 * 2048 + 2048 * 2056,
+            2049 * 2048 + 2048 * 2112,
         ),
     ],
 )
@@ -53,9 +53,10 @@ def test_parts_of_tiles_lie_behind_the_copies() -> None:
     desc = ODD.replace(m=261, n=2047, k=6019)
     plan = required(desc, "realigned", H200)
     assert [x.kernel.__name__ for x in plan.launches[2:]] == ["wgmma_kernel", "parts_kernel", "matrix_copy_kernel"]
-    copied, c = 2 * (261 * 6024 + 6019 * 2048 + 261 * 2048), 2 * (261 * 6024 + 6019 * 2048)
+    copied, c = 2 * (261 * 6080 + 6019 * 2048 + 261 * 2048), 2 * (261 * 6080 + 6019 * 2048)
     first, second = plan.launches[2:4]
-    cut = wgmma_cut.cheapest_cut(desc.replace(layouts=dict.fromkeys("abc", ROW)), H200)
+    copied_desc = desc.replace(layouts={x: MatrixCopy(desc.operand(x), 1).layout for x in "abc"})
+    cut = wgmma_cut.cheapest_cut(copied_desc, H200)
     for launch in (first, second):
         assert launch.args["partial"] == Scratch(copied, tp.ElementKind.F32)
     assert second.args["c"] == Scratch(c, tp.ElementKind.BF16)
@@ -129,3 +130,12 @@ def test_copies_interpreted(batch: int, lies: int | None, unit: int) -> None:
     rows = workspace.tensor.view(torch.float16).view(*lead, a.rows, a.leading)
     assert torch.equal(rows[..., : a.columns], x.mT if unit == 0 else x)
     assert not rows[..., a.columns :].any()
+
+
+@pytest.mark.parametrize(
+    ("columns", "element", "leading"),
+    [(1000, "bf16", 1024), (385, "f16", 392), (511, "f16", 512), (12287, "f32", 12288)],
+)
+def test_rows_of_copies_begin_at_lines_unless_that_adds_much(columns: int, element: str, leading: int) -> None:
+    desc = tp.GemmDescriptor(m=8, n=columns, k=8, element=element)
+    assert MatrixCopy(desc.operand("b"), 1).leading == leading

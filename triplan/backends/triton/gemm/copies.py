@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 from triplan.backends.runtime.launch import Arg, Copy, Int, Launch, Scratch
-from triplan.backends.triton.common.card import BYTES_PER_US, COPIED_BYTES_PER_US, OVERLAPPED_LAUNCH_US
+from triplan.backends.triton.common.card import BYTES_PER_US, COPIED_BYTES_PER_US, LINE_BYTES, OVERLAPPED_LAUNCH_US
 from triplan.backends.triton.common.copied import on_copies
 from triplan.backends.triton.common.copied_kernels import matrix_copy_kernel
 from triplan.backends.triton.common.offsets import bits, divisor, padded_bytes
@@ -23,6 +23,8 @@ D = TypeVar("D", bound=MultiplyingDescriptor)
 ROWS, COLUMNS = 32, 128
 #: The same where ``turned``.
 TURNED_ROWS, TURNED_COLUMNS = 64, 64
+#: The most that a layout promises as ``stride_multiple``.
+MOST_MULTIPLE = 16
 #: Bytes per microsecond of a C that is copied out of the workspace: where its rows begin anywhere they are written one
 #: element at a time; of a column-major one; and of one without unit stride. From 0.8 to 2.6 GB of 16-bit elements on
 #: H100 and H200.
@@ -33,7 +35,8 @@ HELD_BYTES, HELD_OUT_BYTES_PER_US = 100 << 20, 2.3e6
 
 class MatrixCopy(NamedTuple):
     """An operand, and the axis (0 or 1) of each of its matrices along which the copy is contiguous. The other axis's
-    stride is rounded up to a multiple of 16 bytes."""
+    stride is rounded up to a multiple of 16 bytes, and of a line of the L2 cache where that adds at most an eighth:
+    rows that begin between two lines are read more slowly."""
 
     operand: Operand
     unit: int
@@ -51,8 +54,9 @@ class MatrixCopy(NamedTuple):
     @property
     def leading(self) -> int:
         """Elements from one row of the copy to the next."""
-        width = vector_elements(self.operand.element.itemsize)
-        return -(-self.columns // width) * width
+        width, line = vector_elements(self.operand.element.itemsize), LINE_BYTES // self.operand.element.itemsize
+        least, whole = (-(-self.columns // n) * n for n in (width, line))
+        return whole if 8 * (whole - least) <= least else least
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -67,10 +71,11 @@ class MatrixCopy(NamedTuple):
     @property
     def layout(self) -> Layout:
         """What the copy promises."""
+        multiple = vector_elements(self.operand.element.itemsize)
         return Layout.strided(
             unit_axis=len(self.operand.shape) - 2 + self.unit,
             alignment=16,
-            stride_multiple=vector_elements(self.operand.element.itemsize),
+            stride_multiple=MOST_MULTIPLE if self.leading % MOST_MULTIPLE == 0 else multiple,
         )
 
     @property

@@ -10,10 +10,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from triplan.backends.triton.common.card import TERA_PER_US, TMA_ENDING, TMA_ROWS_PER_US
+from triplan.backends.triton.common.card import LINE_BYTES, TERA_PER_US, TMA_ENDING, TMA_ROWS_PER_US
 from triplan.backends.triton.common.meeting_kernels import EPOCH
 from triplan.backends.triton.gemm.arguments import GROUP_M
-from triplan.backends.triton.gemm.matrices import is_row_major, unit_axis
+from triplan.backends.triton.gemm.matrices import is_row_major, unit_axis, vector_elements
 from triplan.backends.triton.gemm.tile_costs import activation_us, combined
 from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import Target
@@ -156,9 +156,9 @@ MEETING_K = 2048
 ALONE_SPEEDUP = 0.48
 #: By how much operands stream slower where none of a tile's rows lie within A.
 OUTSIDE_SLOWDOWN = 0.4
-#: Bytes of a line of the L2 cache, and at how many TB/s lines reach all multiprocessors. The rate is set by hand, from
-#: products of 3000 on an H200 by a run that is not published: rings of 256 and of 128 columns took 109 and 134 us.
-LINE_BYTES, LINES_RATE = 128, 13.2
+#: TB/s at which lines of the L2 cache reach all multiprocessors. Set by hand, from products of 3000 on an H200 by a run
+#: that is not published: rings of 256 and of 128 columns took 109 and 134 us.
+LINES_RATE = 13.2
 
 
 def _rates(ring: Ring) -> Rates:
@@ -254,12 +254,14 @@ def lines_us(desc: MatrixProductDescriptor, ring: Ring) -> float:
     """Microseconds in which the lines that a tile's rows touch reach the multiprocessors, if those lie across lines.
 
     TMA reads 128 bytes of a row at a time. Between two lines these take both. Where rows begin at lines, the rates of
-    the rings say how fast operands come. A layout does not tell how far rows are apart: they are taken to be so long.
+    the rings say how fast operands come. What a layout promises beyond 16 bytes is taken for lines, as copies in the
+    workspace have them; rows of others to be as far apart as they are long.
     """
     touched = 0
     for operand, rows in ((desc.operand("a"), min(ring.m, desc.m)), (desc.operand("b"), min(ring.n, desc.n))):
-        axis = unit_axis(operand)
-        pitch = operand.shape[-1 if axis is None else axis] * desc.element.itemsize
+        axis, itemsize = unit_axis(operand), desc.element.itemsize
+        beyond = operand.layout.stride_multiple > vector_elements(itemsize)
+        pitch = 0 if beyond else operand.shape[-1 if axis is None else axis] * itemsize
         touched += rows * (2 if pitch % LINE_BYTES else 1)
     if touched == min(ring.m, desc.m) + min(ring.n, desc.n):
         return 0.0
