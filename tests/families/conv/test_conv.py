@@ -418,6 +418,20 @@ def test_columns_side_by_side(case: str, last: bool, where: str, kernel: str | N
     assert check_plan(required(desc, kernel or "reference", target(where)), runs=1, passes=("unit",)).compared
 
 
+@pytest.mark.parametrize(("where", "kernel"), places("columns", "tiles", "converted"))
+@pytest.mark.parametrize("groups", [1, 2])
+def test_infinite_pixels_reach_only_the_taps_that_read_them(where: str, kernel: str | None, groups: int) -> None:
+    """The first tap of a row does not read the last column: 0 times its infinities would be NaN."""
+    fields = {"batch": 1, "in_channels": 8, "out_channels": 8, "height": 3, "width": 5, "kernel": (2, 2)}
+    desc = tp.Conv2dBackwardWeightDescriptor(**fields, groups=groups, element="f32", math="tf32")
+    x = torch.ones(1, 8, 3, 5)
+    x[..., 4] = torch.inf
+    found = run(required(desc, kernel or "reference", target(where)), {"x": x, "dout": torch.ones(1, 8, 2, 4)})
+    expected = torch.full((8, 8 // groups, 2, 2), 8.0)
+    expected[..., 1] = torch.inf
+    assert torch.equal(found["dweight"], expected)
+
+
 @pytest.mark.parametrize(("where", "kernel"), places("tiles", "converted"))
 @pytest.mark.parametrize("op", OPS)
 def test_no_images(op: str, where: str, kernel: str | None) -> None:

@@ -4,7 +4,7 @@ For strides and groups that ``wgmma`` does not take.
 
 wgmma multiplies tf32 only if the terms of a sum are adjacent: here pixels, where channels are last in memory. A copy of
 x has what each tap of a row reads, so that the pixels of both factors have the same columns, whatever the strides. In
-the columns that are added both factors are 0, so that they change no sum.
+the columns that are added both factors are 0, so that they change no sum: 0 times an infinity of x would be NaN.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def _pixels(desc: Conv2dProblem) -> int:
 
 @fact
 def _copies(desc: Conv2dProblem) -> tuple[Padded, Padded]:
-    taps, left = desc.kernel[1], desc.padding[2]
-    how = {"taps": taps, "step": desc.stride[1], "dilation": desc.dilation[1]}
+    taps, left, filled = desc.kernel[1], desc.padding[2], desc.out_extents[1]
+    how = {"taps": taps, "step": desc.stride[1], "dilation": desc.dilation[1], "filled": filled}
     x = Padded(desc.operand("x"), 0, desc.in_channels, _wide(desc), left, **how)
-    return x, Padded(desc.operand("dout"), x.end, desc.out_channels, _wide(desc), taps=1)
+    return x, Padded(desc.operand("dout"), x.end, desc.out_channels, _wide(desc), taps=1, filled=filled)
 
 
 @fact
@@ -147,4 +147,5 @@ kernel(
     workspace=workspace,
     guarantee=guarantee,
     priority=3,
+    version=2,  # infinities of x that no tap reads
 )(build)

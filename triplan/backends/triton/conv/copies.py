@@ -44,7 +44,8 @@ class Padded(NamedTuple):
 
     ``left``: columns of zeros before those of the operand. ``axis``: that of the operand's channels; 0 if filters and
     channels change places. ``taps``: what each tap of a row reads, side by side, (image, row, tap, channel, column),
-    with ``step`` columns from one to the next and ``dilation`` from tap to tap; 0: there are none.
+    with ``step`` columns from one to the next and ``dilation`` from tap to tap, in the first ``filled`` columns, and 0
+    in the others; ``taps`` of 0: there are none.
     """
 
     operand: Operand
@@ -56,6 +57,7 @@ class Padded(NamedTuple):
     taps: int = 0
     step: int = 1
     dilation: int = 1
+    filled: int = 0
 
     @property
     def images(self) -> int:
@@ -237,6 +239,7 @@ def launch(c: Padded) -> Launch:
         "dilation": Int(c.dilation) if c.taps else None,
         "taps": Int(c.taps) if c.taps else None,
         "tap_stride": known(c.columns * c.channels) if c.taps else None,
+        "filled": count(c.filled) if c.taps else None,
         "tiles_channels": Int(tiles_channels),
         "tiles_columns": Int(tiles_columns),
     }

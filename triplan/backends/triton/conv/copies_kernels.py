@@ -26,6 +26,7 @@ def conv2d_copy_kernel(
     dilation,
     taps,
     tap_stride,
+    filled,
     tiles_channels,
     tiles_columns,
     BLOCK_C: tl.constexpr,
@@ -36,10 +37,10 @@ def conv2d_copy_kernel(
 
     ``source`` and ``out`` (images, channels, rows, columns) of one element; their strides in this order, None for 1;
     ``left`` of None is 0. With ``taps`` there is such an ``out`` for each tap, ``tap_stride`` apart, which has source's
-    column * ``step`` + tap * ``dilation`` - ``left``. A program moves BLOCK_P columns of a row by BLOCK_C channels; the
-    next one has further channels, which may begin in the sector where these end. It reads along the axis that is
-    adjacent in ``source`` and writes along that of ``out``; if these differ, the compiler transposes through shared
-    memory.
+    column * ``step`` + tap * ``dilation`` - ``left`` in the first ``filled`` columns, and 0 in the others. A program
+    moves BLOCK_P columns of a row by BLOCK_C channels; the next one has further channels, which may begin in the sector
+    where these end. It reads along the axis that is adjacent in ``source`` and writes along that of ``out``; if these
+    differ, the compiler transposes through shared memory.
     """
     begin(OVERLAPS)
     program = tl.program_id(0)
@@ -54,6 +55,8 @@ def conv2d_copy_kernel(
         out += offset(image % taps, tap_stride)
         image = image // taps
     found = (at < source_columns) if left is None else (at >= 0) & (at < source_columns)
+    if taps is not None:
+        found = found & (column < filled)
     read = source + offset(image, source_strides[0]) + offset(row, source_strides[2])
     read = read + offset(at, source_strides[3])[:, None] + offset(channel, source_strides[1])[None, :]
     inside = found[:, None] & (channel < source_channels)[None, :]
