@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from triplan.backends.triton.common.card import L2_BYTES
 from triplan.backends.triton.common.rows_entries import LoopedRows
 from triplan.backends.triton.common.tiles import Tile
 from triplan.backends.triton.softmax import looped_kernels as kernels
@@ -25,9 +26,15 @@ ODD_PER_US = 2500.0
 #: Elements of f64 that a multiprocessor has in a microsecond forward, of one row a program: each takes two exponentials
 #: or three, of dozens of instructions.
 F64_PER_US = 1050.0
-#: Elements that a multiprocessor has in a microsecond forward, of 16 bits and of more, of tiles of several rows:
-#: where neighbours are adjacent in the operand, and where rows are contiguous in it, which both loops read.
-CROSSED_PER_US = ((3200.0, 1800.0), (3000.0, 1000.0))
+#: Elements that a multiprocessor has in a microsecond forward, of 16 bits and of more, of tiles of several rows: where
+#: neighbours are adjacent in the operand that both loops read, and rows are written by vectors, or one element at a
+#: time; and where rows are contiguous in it.
+CROSSED_PER_US = ((3600.0, 1800.0), (3200.0, 1800.0), (3000.0, 1000.0))
+#: And where neighbours are adjacent in every operand, but are not accessed by vectors; forward and backward. (Of those
+#: that are, too few were drawn to change the rates of any rows.)
+SINGLE_ADJACENT_PER_US = (3200.0, 1800.0, 2000.0, 1500.0)
+#: Warps of tiles of several rows that a multiprocessor holds: a thread has about 64 registers.
+SEVERAL_WARPS = 32
 #: What the second loop's reads cost; and where vectors are loaded, backward, and forward of so many elements and rows.
 CACHED_SHARE, CACHED_FROM, CACHED_ROWS = (0.35, 0.05), 8192, 512
 #: Elements of a tile of few rows.
@@ -52,8 +59,12 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
     def __init__(self, desc: AnySoftmaxDescriptor) -> None:
         super().__init__(desc)
         if not self.rows.across:  # neighbouring rows are adjacent in some operands alone
-            forward = CROSSED_PER_US[any(map(self.rows.is_along, self.read_first))]
+            written = all(self.rows.vector_bytes(o) == 16 for o in self.rows.operands if o.is_written)
+            along = any(map(self.rows.is_along, self.read_first))
+            forward = CROSSED_PER_US[2 if along else not written]
             self.several_per_us = (*forward, 2500.0, 1500.0)
+        elif any(self.rows.vector_bytes(o) < 16 for o in self.rows.operands):
+            self.several_per_us = SINGLE_ADJACENT_PER_US
         r, narrow = self.rows, self.element.itemsize == 2
         cached = self.backward or (narrow and r.n > CACHED_FROM and r.count >= CACHED_ROWS)
         self.cached_share = CACHED_SHARE[cached and (r.vectors or self.shifted())]
@@ -76,6 +87,15 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
 
     def long(self) -> bool:
         return self.rows.n * self.element.itemsize > LONG_ROW
+
+    def several_us(self, target: Target) -> float:
+        """As of any rows; up to twice as long where programs write parts of sectors that they share with the next, and
+        the L2 cache does not hold the rows of all until both have written them."""
+        us, r, tile = super().several_us(target), self.rows, self.tile
+        if not any(o.is_written and r.is_adjacent(o) and r.vector_bytes(o) < 16 for o in r.operands):
+            return us
+        running = min(self.programs(), SEVERAL_WARPS // tile.warps * target.sm_count) * tile.rows
+        return us * (2.0 - min(L2_BYTES / max(running * self.traffic()[0], 1), 1.0))
 
     def us(self, target: Target) -> float:
         us, r, narrow = max(super().us(target), self.several_us(target)), self.rows, self.element.itemsize == 2
