@@ -66,12 +66,12 @@ def test_where_it_is_chosen() -> None:
         none = tp.PlanPreference(max_workspace_bytes=1 << 20)
         assert tp.plan(build(op, head_dim=63, **long), preference=none, target=H200).sku().kernel == "tiles"
         assert tp.plan(build(op, head_dim=63, queries=2, keys=2), target=H200).sku().kernel == "tiles"
-    for heads, width, kernel in ((31, 17, "realigned"), (2, 255, "realigned"), (2, 127, "tiles")):
-        n = 381 if width < 64 else 3
+    many, few = (381, "realigned"), (3, "tiles")
+    for heads, width, (n, kernel) in ((31, 17, many), (31, 255, many), (2, 255, few), (2, 127, few)):
         desc = build("attention", batch=7, queries=n, keys=n, heads=heads, key_heads=heads, head_dim=width)
         assert tp.plan(desc, target=H200).sku().kernel == kernel
-    many = build("attention", batch=62, queries=256, keys=256, heads=64, key_heads=64, head_dim=21)
-    assert tp.plan(many, target=H200).sku().kernel == "tiles"
+    narrow = build("attention", batch=62, queries=256, keys=256, heads=64, key_heads=64, head_dim=21)
+    assert tp.plan(narrow, target=H200).sku().kernel == "tiles"
     # Exponentials bound narrow heads, and elements that lie apart load slowly (bench anywhere, an H200).
     narrow = build("attention", batch=4, queries=8192, keys=8192, heads=29, key_heads=29, head_dim=32, causal=True)
     assert tp.plan(narrow, target=H200).sku().kernel == "wgmma"

@@ -146,9 +146,9 @@ def blocks_of(desc: AttendingDescriptor, tile: Tile, alike: bool) -> tuple[int, 
 
 
 def columns_of(desc: AttendingDescriptor, tile: Tile, alike: bool = False) -> tuple[int, int]:
-    """Columns of a key and of a value that count in costs: those which multiply; but of halves, whose paces were
-    measured without chunks, powers of two."""
-    if desc.element.itemsize == 2:
+    """Columns of a key and of a value that count in costs: those which multiply; but of halves in heads of up to 128,
+    whose paces were measured without chunks, powers of two."""
+    if desc.element.itemsize == 2 and padded_width(desc) <= 128:
         tile = replace(tile, columns=MOST_WIDTH)
     of_keys, of_values = blocks_of(desc, tile, alike)
     return _columns(desc.head_dim, of_keys), _columns(desc.values, of_values)
