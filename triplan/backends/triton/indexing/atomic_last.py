@@ -29,8 +29,8 @@ from triplan.sku import ElementKind, Target
 MARK_US = 0.0125
 #: How uneven the parts of the cache are to atomics, relative to stores.
 MARK_UNEVEN = 0.5
-#: Estimated gain from which on it is chosen. Of sorted indices the lanes of a warp reach few sectors: stores then take a
-#: third of the time, but to find the last positions much of it. (Two scatters at seed 21.)
+#: Estimated gain from which on it is chosen. Of sorted indices the lanes of a warp reach few sectors: stores then take
+#: a third of the time, but to find the last positions much of it. (Two scatters at seed 21.)
 SURE = 1.25
 
 

@@ -12,6 +12,8 @@ import math
 
 from triplan.backends.triton.common.card import BYTES_PER_US, L2_BYTES, SECTOR
 from triplan.backends.triton.indexing.geometry import Geometry
+from triplan.backends.triton.indexing.points import ADD
+from triplan.backends.triton.indexing.tiles import plane
 
 #: Microseconds from a write to a sector to the next. From two scatters of 16-bit elements to 17 and 155 rows in ``bench
 #: anywhere indexing --seed 12`` on an H200.
@@ -79,12 +81,18 @@ def most_meeting(g: Geometry) -> float:
 
 
 def turns_us(g: Geometry, itemsize: int) -> float:
-    """Microseconds, at least, of atomic additions to a table of ``itemsize`` bytes per element, if the lanes of a warp
-    surely meet in one element: the cache gets each addition by itself, and a small table lies in few parts of it."""
-    last = max((d for d, n in enumerate(g.sizes) if n > 1), default=0)
-    if not g.neighbours_meet or (g.slots > 1 and g.index_axes[last] not in g.index.layout.zero_axes):
+    """Microseconds, at least, of atomic additions to a table of ``itemsize`` bytes per element: a small table lies in
+    few parts of the cache. They get each addition of a warp to another sector by itself; or each addition, if lanes
+    surely meet in one element, or are likely to as a warp visits several rows of contributions to it."""
+    if not g.scattered:
         return 0.0
-    return turn_us(g, itemsize) * g.numel
+    last = max((d for d, n in enumerate(g.sizes) if n > 1), default=0)
+    if g.neighbours_meet:
+        each = float(g.slots == 1 or g.index_axes[last] in g.index.layout.zero_axes)
+    else:
+        found = plane(g, ADD)
+        each = 1.0 if found is not None and found.turned else spread(g, itemsize)
+    return turn_us(g, itemsize) * g.numel * each
 
 
 def turn_us(g: Geometry, itemsize: int) -> float:
