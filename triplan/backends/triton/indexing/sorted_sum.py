@@ -89,7 +89,10 @@ def _sum_us(desc: IndexingDescriptor, s: Sorted) -> float:
     walked = 1.0 if s.g.packed else turned.ACROSS if turned.lies_across(s.g) else WALKED
     if s.inner > 1:
         written = (1 + s.g.keeps) * _written(s)
-        row = max(s.inner * s.g.dense.element.itemsize, SECTOR)
+        element = s.g.dense.element.itemsize
+        row = s.inner * element
+        if row % SECTOR:  # then rows begin anywhere in a sector, and on average reach this many bytes of sectors
+            row += SECTOR - element
         if _repeats(s.g):
             return s.outer * row * (s.count / L2_BYTES_PER_US + walked * written / BYTES_PER_US)
         if s.g.table.layout.unit_axis in s.slot_axes:
