@@ -64,7 +64,7 @@ def vector_us(g: Geometry, itemsize: int) -> float:
 def shared_us(g: Geometry, itemsize: int) -> float:
     """Microseconds to add elements one by one whose neighbours share an index."""
     missed = 2 * g.numel * itemsize * miss_rate(g.table.numel * itemsize)
-    return max(g.numel * (SHARED_US if itemsize <= 4 else SHARED_WIDE_US), missed / MISSED_SHARED_BYTES_PER_US)
+    return max(g.numel * _shared_us(itemsize), missed / MISSED_SHARED_BYTES_PER_US)
 
 
 def added_us(g: Geometry, itemsize: int, joined: int = 1) -> float:
@@ -91,6 +91,12 @@ def swaps_us(g: Geometry, point: Point) -> float:
 
 
 def scattered_us(g: Geometry, itemsize: int) -> float:
-    """Microseconds to change elements each with an index of its own in a table of ``itemsize`` bytes per element."""
+    """Microseconds to change elements, each or each few of which have an index of their own, in a table of ``itemsize``
+    bytes per element."""
     sectors = max(g.table.numel / (SECTOR // itemsize), 1)
-    return ADDITION_US * g.numel + SECTOR_US * reached(sectors, g.numel)
+    each = ADDITION_US if g.full else max(ADDITION_US / max(g.fold[2], 1), _shared_us(itemsize))
+    return each * g.numel + SECTOR_US * reached(sectors, g.numel)
+
+
+def _shared_us(itemsize: int) -> float:
+    return SHARED_US if itemsize <= 4 else SHARED_WIDE_US

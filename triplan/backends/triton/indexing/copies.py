@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 from triplan.backends.runtime.launch import Launch
@@ -10,7 +9,7 @@ from triplan.backends.triton.common.bounds import of_outputs, stored
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US, SECTOR
 from triplan.backends.triton.common.offsets import bits
 from triplan.backends.triton.indexing import points
-from triplan.backends.triton.indexing.costs import index_us, miss_rate, queued_us, reached
+from triplan.backends.triton.indexing.costs import index_us, miss_rate, queued_us, reached, spread, uneven
 from triplan.backends.triton.indexing.geometry import Geometry, geometry
 from triplan.backends.triton.indexing.points import Point
 from triplan.backends.triton.indexing.registration import COPIED, GATHERS, STORES, Applies, Rank, entry
@@ -24,10 +23,6 @@ Traverse = Callable[..., Launch]
 # From ``bench anywhere indexing``, seeds 1 to 3 and 51 on an H200:
 #: Microseconds of a store to a sector of its own, and that a sector that misses the cache takes longer.
 STORE_US, MISSED_US = 13e-6, 35e-6
-#: Bytes of a table at which stores to it take twice as long as to a large one: its lines are spread over the parts of
-#: the L2 cache by a hash, and the part that got the most of a few has far more than its share. From stores of 8 to 32
-#: bits to tables of 0.1 to 26 MB, seeds 1, 12 to 14 and 16.
-UNEVEN_BYTES = 0.15e6
 
 # --- guarantees ---
 
@@ -59,12 +54,10 @@ def copy_us(g: Geometry) -> float:
 def stores_us(g: Geometry, points: float) -> float:
     """Microseconds to store ``points`` elements, each with an index of its own, or whose neighbours lie apart; a warp's
     stores to a sector are one."""
-    nbytes, lanes = g.table.nbytes, 32
-    near = g.slots * min(g.fold[2], lanes) * g.table.element.itemsize / SECTOR  # sectors that a warp can reach
-    stores = points if g.apart else points * reached(near, lanes) / lanes
+    nbytes = g.table.nbytes
+    stores = points if g.apart else points * spread(g, g.table.element.itemsize)
     missed = reached(nbytes / SECTOR, points) * miss_rate(nbytes)
-    uneven = 1 + math.sqrt(UNEVEN_BYTES / max(nbytes, 1))
-    return max(STORE_US * uneven * stores, queued_us(stores, nbytes)) + MISSED_US * missed
+    return max(STORE_US * (1 + uneven(nbytes)) * stores, queued_us(stores, nbytes)) + MISSED_US * missed
 
 
 def copy_launches(desc: IndexingDescriptor, point: Point, traverse: Traverse) -> list[Launch]:

@@ -12,6 +12,8 @@ import math
 
 from triplan.backends.triton.common.card import BYTES_PER_US, L2_BYTES, SECTOR
 from triplan.backends.triton.indexing.geometry import Geometry
+from triplan.backends.triton.indexing.points import ADD
+from triplan.backends.triton.indexing.tiles import plane
 
 #: Microseconds from a write to a sector to the next. From two scatters of 16-bit elements to 17 and 155 rows in ``bench
 #: anywhere indexing --seed 12`` on an H200.
@@ -21,6 +23,12 @@ WRITE_US = 0.024
 TURN_US = 0.6e-3
 #: Bytes of a table that lie in one such part.
 PART_BYTES = 1024
+#: Bytes of a table at which stores to it take twice as long as to a large one: its lines are spread over the parts of
+#: the L2 cache by a hash, and the part that got the most of a few has far more than its share. From stores of 8 to 32
+#: bits to tables of 0.1 to 26 MB in ``bench anywhere indexing``, seeds 1, 12 to 14 and 16, on an H200.
+UNEVEN_BYTES = 0.15e6
+#: Lanes of a warp.
+WARP = 32
 #: Microseconds that a launch adds which fills or converts a small table: it waits for no index. From sums of few
 #: contributions in ``bench anywhere indexing``, seeds 12, 13 and 14, on an H200.
 FILL_US = 1.0
@@ -73,12 +81,18 @@ def most_meeting(g: Geometry) -> float:
 
 
 def turns_us(g: Geometry, itemsize: int) -> float:
-    """Microseconds, at least, of atomic additions to a table of ``itemsize`` bytes per element, if the lanes of a warp
-    surely meet in one element: the cache gets each addition by itself, and a small table lies in few parts of it."""
-    last = max((d for d, n in enumerate(g.sizes) if n > 1), default=0)
-    if not g.neighbours_meet or (g.slots > 1 and g.index_axes[last] not in g.index.layout.zero_axes):
+    """Microseconds, at least, of atomic additions to a table of ``itemsize`` bytes per element: a small table lies in
+    few parts of the cache. They get each addition of a warp to another sector by itself; or each addition, if lanes
+    surely meet in one element, or are likely to as a warp visits several rows of contributions to it."""
+    if not g.scattered:
         return 0.0
-    return turn_us(g, itemsize) * g.numel
+    last = max((d for d, n in enumerate(g.sizes) if n > 1), default=0)
+    if g.neighbours_meet:
+        each = float(g.slots == 1 or g.index_axes[last] in g.index.layout.zero_axes)
+    else:
+        found = plane(g, ADD)
+        each = 1.0 if found is not None and found.turned else spread(g, itemsize)
+    return turn_us(g, itemsize) * g.numel * each
 
 
 def turn_us(g: Geometry, itemsize: int) -> float:
@@ -87,9 +101,21 @@ def turn_us(g: Geometry, itemsize: int) -> float:
     return TURN_US / max(g.table.numel * itemsize / PART_BYTES, 1)
 
 
-def queued_us(writes: float, nbytes: int) -> float:
+def queued_us(writes: float, nbytes: int, write_us: float = WRITE_US) -> float:
     """Microseconds of ``writes`` spread over a table of ``nbytes``, at least: those to one sector take turns."""
-    return WRITE_US * writes / max(nbytes / SECTOR, 1)
+    return write_us * writes / max(nbytes / SECTOR, 1)
+
+
+def spread(g: Geometry, itemsize: int) -> float:
+    """How many sectors a lane reaches on average, in a table of ``itemsize`` bytes per element: the accesses of a warp
+    to one sector are one."""
+    near = g.slots * min(g.fold[2], WARP) * itemsize / SECTOR
+    return reached(near, WARP) / WARP
+
+
+def uneven(nbytes: int) -> float:
+    """How much longer than of a large table the accesses to a table of ``nbytes`` take, as a fraction."""
+    return math.sqrt(UNEVEN_BYTES / max(nbytes, 1))
 
 
 def miss_rate(nbytes: int) -> float:

@@ -56,13 +56,14 @@ def applies(desc: IndexingDescriptor, target: Target) -> Support:
 
 
 def rank(desc: IndexingDescriptor, target: Target) -> float:
-    """Microseconds. Every program visits every step: the instructions of all, or the latency of one, is the limit."""
+    """Microseconds. Every program visits every step: the instructions of all, or the latency of one, is the limit. The
+    latency is that of the most lanes: with fewer, threads have nothing to do, and others take as long."""
     g = geometry(desc)
     steps = g.fold[1] * (1.0 if g.keeps else UNRECORDED)
     elements = math.prod(tile(g))
     instructions = programs(g) * (STEP_INSTRUCTIONS + ELEMENT_INSTRUCTIONS * elements)
     issue_us = instructions / (target.sm_count * SM_INSTRUCTIONS_PER_US)
-    return LAUNCH_US + max(issue_us, STEP_US + ELEMENT_US * elements) * steps
+    return LAUNCH_US + max(issue_us, STEP_US + ELEMENT_US * tile(g)[0] * MAX_LANES) * steps
 
 
 def ordered_launches(

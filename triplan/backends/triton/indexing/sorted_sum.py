@@ -11,6 +11,7 @@ unless the indices are distinct or sorted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from triplan.backends.runtime.launch import Launch
@@ -89,7 +90,8 @@ def _sum_us(desc: IndexingDescriptor, s: Sorted) -> float:
     walked = 1.0 if s.g.packed else turned.ACROSS if turned.lies_across(s.g) else WALKED
     if s.inner > 1:
         written = (1 + s.g.keeps) * _written(s)
-        row = max(s.inner * s.g.dense.element.itemsize, SECTOR)
+        row = s.inner * s.g.dense.element.itemsize
+        row += SECTOR - math.gcd(row, SECTOR)  # on average, in whole sectors: rows begin at multiples of this divisor
         if _repeats(s.g):
             return s.outer * row * (s.count / L2_BYTES_PER_US + walked * written / BYTES_PER_US)
         if s.g.table.layout.unit_axis in s.slot_axes:
