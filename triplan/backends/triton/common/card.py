@@ -27,8 +27,10 @@ TMA_ROWS_PER_US = 780.0
 #: How many times as long rows take that end within a block, as TMA fills it with zeros: behind a sector, or within one.
 #: Fitted by hand to convolutions on an H100.
 TMA_ENDING = (1.5, 2.5)
-#: Bytes of a line of the L2 cache.
+#: Bytes of a line of the L2 cache, and of the L1 cache.
 LINE_BYTES = 128
+#: Threads of a warp.
+WARP_THREADS = 32
 #: Operations or bytes per microsecond in 1 TFLOP/s or 1 TB/s.
 TERA_PER_US = 10**6
 #: Bytes that the L2 cache keeps for one kernel: 40 MB on an A100; of an H200's 60 MB, what other traffic leaves.

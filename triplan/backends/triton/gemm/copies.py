@@ -16,6 +16,7 @@ from triplan.backends.triton.gemm.arguments import extent, matrix_strides
 from triplan.backends.triton.gemm.matrices import unit_axis, vector_elements
 from triplan.descriptors import Layout, Operand
 from triplan.descriptors.gemm import MultiplyingDescriptor
+from triplan.descriptors.layout import MOST_STRIDE_MULTIPLE
 from triplan.sku import Support
 
 D = TypeVar("D", bound=MultiplyingDescriptor)
@@ -23,8 +24,6 @@ D = TypeVar("D", bound=MultiplyingDescriptor)
 ROWS, COLUMNS = 32, 128
 #: The same where ``turned``.
 TURNED_ROWS, TURNED_COLUMNS = 64, 64
-#: The most that a layout promises as ``stride_multiple``.
-MOST_MULTIPLE = 16
 #: Bytes per microsecond of a C that is copied out of the workspace: where its rows begin anywhere they are written one
 #: element at a time; of a column-major one; and of one without unit stride. From 0.8 to 2.6 GB of 16-bit elements on
 #: H100 and H200.
@@ -75,7 +74,7 @@ class MatrixCopy(NamedTuple):
         return Layout.strided(
             unit_axis=len(self.operand.shape) - 2 + self.unit,
             alignment=16,
-            stride_multiple=MOST_MULTIPLE if self.leading % MOST_MULTIPLE == 0 else multiple,
+            stride_multiple=MOST_STRIDE_MULTIPLE if self.leading % MOST_STRIDE_MULTIPLE == 0 else multiple,
         )
 
     @property

@@ -14,7 +14,13 @@ from typing import NamedTuple
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_two_in
 from triplan.backends.table import kernel
-from triplan.backends.triton.common.card import BYTES_PER_US, L2_BYTES_PER_US, MAX_THREAD_REGISTERS, SECTOR
+from triplan.backends.triton.common.card import (
+    BYTES_PER_US,
+    L2_BYTES_PER_US,
+    MAX_THREAD_REGISTERS,
+    SECTOR,
+    WARP_THREADS,
+)
 from triplan.backends.triton.common.offsets import TL, ceil_power
 from triplan.backends.triton.gemm import gemv_kernels as kernels, split_k
 from triplan.backends.triton.gemm.arguments import (
@@ -61,8 +67,8 @@ SINGLE_US, VECTOR_US = 0.03, 0.055
 EXCHANGE_US = 0.03
 #: Elements of the matrix that share one of the vector in blocks of few rows, where threads load it for each other.
 SHARED_BY_FEW_ROWS = 3
-#: Threads of a program, and of a warp.
-THREADS, WARP = 128, 32
+#: Threads of a program.
+THREADS = 128
 LIMITS_POWER = 2.4
 #: Microseconds that a second launch takes longer here than in ``split_k``, whose first launch hides it. From a batch of
 #: 37 matrices of 639 by 473 elements of f32 on an H100.
@@ -140,7 +146,7 @@ def _exchanges(matrix: Operand, block: Block) -> int:
     """How often threads that share a row along k exchange sums, over all of them."""
     width = int(elements_per_load(matrix)) if is_elementwise(matrix) else vector_elements(matrix.element.itemsize)
     sharing = max(min(block.depth // max(width, 1), THREADS), 1)
-    return sharing * (min(sharing, WARP).bit_length() - 1)
+    return sharing * (min(sharing, WARP_THREADS).bit_length() - 1)
 
 
 def block_us(desc: MatrixProductDescriptor, block: Block, target: Target) -> float:

@@ -29,8 +29,8 @@ ROUND_US = 0.45
 #: Swaps per microsecond, where many programs try again. From five products, of which 27 to 757 meet in an element, on
 #: an H200, by a run that is not published. (Older files of ``bench/results`` have even factors: products become 0.)
 SWAPS_PER_US = 4.5e4
-#: Microseconds for each two factors of a thread, which finds out whether they meet. From small tables
-#: with 16 and 8 factors a thread on an H200, by a run that is not published.
+#: Microseconds for each two factors of a thread, which finds out whether they meet. From small tables with 16 and 8
+#: factors a thread on an H200, by a run that is not published.
 COMPARED_US = 1.6e-2
 #: Programs of one warp that a multiprocessor holds.
 RESIDENT = 32

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from triplan.backends.triton.common.card import SECTOR
+from triplan.backends.triton.common.card import SECTOR, WARP_THREADS
 from triplan.backends.triton.indexing.costs import SWAP_US, alike, meeting, miss_rate, reached, turns_us
 from triplan.backends.triton.indexing.geometry import Geometry
-from triplan.backends.triton.indexing.points import ADD_PAIRS, ADD_SINGLE, WARP_THREADS, Point, pairs_inside
+from triplan.backends.triton.indexing.points import ADD_PAIRS, ADD_SINGLE, Point, pairs_inside
 from triplan.backends.triton.indexing.sums import sum_guarantee, sum_numerics
 from triplan.descriptors.indexing import IndexingDescriptor
 from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from triplan.backends.triton.common.card import BYTES_PER_US, L2_BYTES, SECTOR
+from triplan.backends.triton.common.card import BYTES_PER_US, L2_BYTES, SECTOR, WARP_THREADS
 from triplan.backends.triton.indexing.geometry import Geometry
 from triplan.backends.triton.indexing.points import ADD
 from triplan.backends.triton.indexing.tiles import plane
@@ -27,8 +27,6 @@ PART_BYTES = 1024
 #: the L2 cache by a hash, and the part that got the most of a few has far more than its share. From stores of 8 to 32
 #: bits to tables of 0.1 to 26 MB in ``bench anywhere indexing``, seeds 1, 12 to 14 and 16, on an H200.
 UNEVEN_BYTES = 0.15e6
-#: Lanes of a warp.
-WARP = 32
 #: Microseconds that a launch adds which fills or converts a small table: it waits for no index. From sums of few
 #: contributions in ``bench anywhere indexing``, seeds 12, 13 and 14, on an H200.
 FILL_US = 1.0
@@ -109,8 +107,8 @@ def queued_us(writes: float, nbytes: int, write_us: float = WRITE_US) -> float:
 def spread(g: Geometry, itemsize: int) -> float:
     """How many sectors a lane reaches on average, in a table of ``itemsize`` bytes per element: the accesses of a warp
     to one sector are one."""
-    near = g.slots * min(g.fold[2], WARP) * itemsize / SECTOR
-    return reached(near, WARP) / WARP
+    near = g.slots * min(g.fold[2], WARP_THREADS) * itemsize / SECTOR
+    return reached(near, WARP_THREADS) / WARP_THREADS
 
 
 def uneven(nbytes: int) -> float:

@@ -18,8 +18,6 @@ REPEATED_ELEMENTS = 128
 #: Elements that a program adds one by one, not in vectors: four per thread. In ``bench anywhere indexing --seed 1`` on
 #: an H200 tiles of rows take twice as long with as many as suit vectors.
 SINGLE_ELEMENTS = 512
-#: Threads of a warp.
-WARP_THREADS = 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import triton.language as tl
 
 from triplan.backends.runtime.launch import Arg, Int, Launch, power_of_two_in
-from triplan.backends.triton.common.card import L2_BYTES, L2_SHARE, SMS
+from triplan.backends.triton.common.card import L2_BYTES, L2_SHARE, SMS, WARP_THREADS
 from triplan.backends.triton.common.fill import fill_launch
 from triplan.backends.triton.common.offsets import I32_LIMIT, TL, ceil_power, divisor, extent_int
 from triplan.backends.triton.indexing import points, traversals_kernels as kernels
@@ -142,7 +142,7 @@ def columns(g: Geometry, joined: int) -> tuple[int, int]:
     """(adjacent points between two of a thread that has ``joined`` in one column, how many times joined of these a row
     of the outer dimensions has): whole rows of the inner dimensions, several where they are shorter than a warp."""
     _, count, inner = g.fold
-    beside = inner * max(min(-(-points.WARP_THREADS // inner), count // joined), 1)
+    beside = inner * max(min(-(-WARP_THREADS // inner), count // joined), 1)
     return beside, -(-count * inner // (joined * beside))
 
 
@@ -171,7 +171,7 @@ def elements_launch(
     if not point.contends and (tiles := plane(g, point)) is not None:
         return tiles_launch(desc, g, tiles, point, args, constexprs, place)
     joined = points.joined(g, point)
-    block = points.WARP_THREADS * joined if point.contends else elements_block(g, point)
+    block = WARP_THREADS * joined if point.contends else elements_block(g, point)
     beside, chunks = columns(g, joined) if point.contends else (g.numel, 1)
     programs = -(-(g.fold[0] * chunks * beside * joined if point.contends else g.numel) // block)
     spread, each = _spread(g, point, block, programs)
@@ -208,7 +208,7 @@ def elements_launch(
             "SPREAD": spread,
             "BLOCK": block,
         },
-        num_warps=point.warps if joined == 1 else block // (joined * points.WARP_THREADS),
+        num_warps=point.warps if joined == 1 else block // (joined * WARP_THREADS),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from triplan.backends.runtime.launch import Arg, Launch, Ptr
-from triplan.backends.triton.common.card import LAUNCH_US, SM_WARPS
+from triplan.backends.triton.common.card import LAUNCH_US, LINE_BYTES, SM_WARPS
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.rows_entries import Entry, LoopedRows
 from triplan.backends.triton.common.tiles import Tile, registers_for, tile_of
@@ -41,7 +41,7 @@ CROSSED_PER_US = {2: 1.6e5, 4: 0.85e5, 8: 0.5e5}
 ACROSS_PER_US, ACROSS_SINGLY_PER_US = {2: 6e5, 4: 4e5, 8: 2e5}, {2: 5.3e5, 4: 2.2e5, 8: 1.1e5}
 #: Microseconds of a step of these for each warp, whose results all threads combine; bytes of a line of the L1 cache,
 #: and lines that it gives or takes in a microsecond, one a cycle. The first is from drawn problems on an H200.
-ACROSS_STEP_US, LINE, LINES_PER_US = 0.15, 128, 1750.0
+ACROSS_STEP_US, LINES_PER_US = 0.15, 1750.0
 #: Microseconds of a tile of the backward where rows are adjacent in all operands, beside STEP_US, by the bytes of an
 #: element: of which a thread accesses several neighbours at once, or one. From drawn problems on an H200; of 8 bytes
 #: untuned.
@@ -116,7 +116,7 @@ class ScanLooped(LoopedRows, ScanEntry, ops=SCANS):
         side by side in a warp, and each run is in a line of its own, or shares it with few others."""
         tile, held = self.tile, self.lanes_held()
         runs = max(32 * held // tile.rows, 1)
-        lines = max(runs * min(self.run() * self.rows.lanes * self.element.itemsize / LINE, 1.0), 1.0)
+        lines = max(runs * min(self.run() * self.rows.lanes * self.element.itemsize / LINE_BYTES, 1.0), 1.0)
         return 2 * tile.rows * tile.block / (32 * held) * lines / LINES_PER_US
 
     def arguments(self) -> dict[str, Arg]:
