@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from triplan.backends.runtime.launch import Arg, Float, Int, Ptr, Scalar, Stride
+from triplan.backends.triton.attention.parts_kernels import columns_at
 from triplan.backends.triton.common.offsets import TL, ceil_power
 from triplan.backends.triton.common.tiles import fits_grid
 from triplan.descriptors import Operand, packed_strides
@@ -155,11 +156,8 @@ def columns_of(desc: AttendingDescriptor, tile: Tile, alike: bool = False) -> tu
 
 
 def _columns(width: int, block: int) -> int:
-    """Columns of all chunks of a head, as ``columns_at`` of the kernels has them."""
-    rest = width % block
-    if width <= block or rest == 0:
-        return max(width, block)
-    return width - rest + max(ceil_power(rest), 16)
+    """Columns of all chunks of a head."""
+    return sum(columns_at(first, width, block) for first in range(0, width, block))
 
 
 def constants(desc: AttendingDescriptor, tile: Tile, alike: bool = False) -> dict[str, object]:
