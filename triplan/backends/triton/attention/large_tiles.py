@@ -19,7 +19,8 @@ WIDEST, WIDEST_OF_ELEMENTS = 192, 64
 #: By kind of arithmetic and padded width of a head. On sm90a they spill up to 250 bytes where heads have 64 to 100
 #: elements, and less with masks of heads of 128. On an H200 they were faster than ``tiles`` all the same, also with
 #: masks and caps. Of wider heads two groups of warps share the parts of keys and values, with fewer instructions for a
-#: score than ``tiles`` by a half; they spill up to 740 bytes, and are untuned.
+#: score than ``tiles`` by a half; they spill up to 740 bytes, and were the fastest of three on an H200, by a
+#: run that is not published.
 TILES = Choice(
     usual={
         ("parts", 64): (Tile(64, 64, 4, 1),),

@@ -34,9 +34,11 @@ PACES = {
 #: Tiles by kind of arithmetic and padded width of a head: the largest found that do not spill registers (sm80 and
 #: sm90a, causal; Triton 3.6 and 3.9), but for heads of f32 and f64 that are read one element at a time, which may a
 #: little. Of f64 each of four warps multiplies 8 keys of a step; of fewer keys than 32 some would multiply the same.
-#: Their speed is untuned, but for heads of 256 halves on sm90a (an H200). Those of f64 read shared memory
-#: least often, by their machine code. Parts of f32 have 32 queries, whose products are mma.sync's; ``large_tiles`` has
-#: those of wgmma. Heads of tf32 are not cut into chunks: ptxas may confuse two layouts (see ``tiles_backward``).
+#: Their speed is untuned, but for heads of 256 halves, and of more than 128 in f64, on sm90a (an H200; of f64 by a run
+#: that is not published: that of 192 spills a little, and was the fastest of three all the same). Those of f64 read
+#: shared memory least often, by their machine code. Parts of f32 have 32 queries, whose products are mma.sync's;
+#: ``large_tiles`` has those of wgmma. Heads of tf32 are not cut into chunks: ptxas may confuse two layouts (see
+#: ``tiles_backward``).
 TILES = Choice(
     usual={
         ("half", 64): (Tile(128, 64, 4, 3),),

@@ -54,6 +54,7 @@ def blocks_under(
     down = tap // tap_columns * dilation_rows - above
     along = tap_column * dilation_columns - left
     if CLIPPED:
+        # (Strides are at most 2: of one remainder its number is 0, of two it is the remainder.)
         which = (down & (CLIPPED - 1)) * tap_columns + tap_column
     else:
         which = remainder_of(down, along, STRIDE_ROWS, STRIDE_COLUMNS)
