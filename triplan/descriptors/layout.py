@@ -20,8 +20,6 @@ __all__ = ["Layout"]
 
 #: Alignment of the widest vector loads, in bytes. Torch's allocators provide it, and it is the default promise.
 VECTOR_BYTES = 16
-#: The most that a layout can promise as ``stride_multiple``.
-MOST_STRIDE_MULTIPLE = 16
 
 
 class Layout(FrozenModel):
@@ -42,7 +40,7 @@ class Layout(FrozenModel):
     alignment: Annotated[int, Field(ge=1, le=1024)] | None = None
     unit_axis: Annotated[int, Field(ge=0)] | None = None
     zero_axes: Extents = field(default=())
-    stride_multiple: Annotated[int, Field(ge=1, le=MOST_STRIDE_MULTIPLE)] = 1
+    stride_multiple: Annotated[int, Field(ge=1, le=16)] = 1
     order: Extents = field(default=())
 
     @model_validator(mode="after")

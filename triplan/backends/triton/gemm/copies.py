@@ -16,7 +16,6 @@ from triplan.backends.triton.gemm.arguments import extent, matrix_strides
 from triplan.backends.triton.gemm.matrices import unit_axis, vector_elements
 from triplan.descriptors import Layout, Operand
 from triplan.descriptors.gemm import MultiplyingDescriptor
-from triplan.descriptors.layout import MOST_STRIDE_MULTIPLE
 from triplan.sku import Support
 
 D = TypeVar("D", bound=MultiplyingDescriptor)
@@ -24,6 +23,8 @@ D = TypeVar("D", bound=MultiplyingDescriptor)
 ROWS, COLUMNS = 32, 128
 #: The same where ``turned``.
 TURNED_ROWS, TURNED_COLUMNS = 64, 64
+#: The most that a layout can promise as ``stride_multiple``.
+MOST_STRIDE_MULTIPLE = 16
 #: Bytes per microsecond of a C that is copied out of the workspace: where its rows begin anywhere they are written one
 #: element at a time; of a column-major one; and of one without unit stride. From 0.8 to 2.6 GB of 16-bit elements on
 #: H100 and H200.
