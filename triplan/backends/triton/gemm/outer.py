@@ -1,8 +1,13 @@
-"""Kernel ``outer``: a matrix product of a short k, whose time is that of writing C."""
+"""Kernel ``outer``: a matrix product of a short k, or of few rows (columns), by multiply-adds.
+
+Its time is that of writing C, or of reading the one large factor once, without a tile of tensor cores that few rows
+would leave almost empty.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -23,6 +28,8 @@ from triplan.sku import Support, Target
 
 #: Longest k, and that of a C of one row or column, of which ``gemv`` reads k side by side.
 MOST_K, MOST_K_OF_VECTORS = 16, 8
+#: Rows of C up to which k may be of any length, where B is row-major; or columns, where A is column-major. Untuned.
+FEW = 8
 #: Longest k that is loaded at once, each power of two by one binary; of a longer one so much is, or registers spill.
 AT_ONCE, STEP_K = 8, 4
 #: Elements of C per program, by bytes of an element of the accumulator; and how often such tiles must fill the card.
@@ -45,6 +52,8 @@ ELEMENT_US = 6e-5
 #: Microseconds of waiting for each further ``STEP_K`` of a k that is not loaded at once. From products with a k of 11
 #: and 15 on an H200.
 PASS_US = 1.0
+#: Programs that a multiprocessor holds at a time, at least: while one waits, others do not. Untuned.
+RESIDENT = 4
 
 
 class OuterTile(NamedTuple):
@@ -86,11 +95,19 @@ def _programs(desc: MatrixProductDescriptor, tile: OuterTile) -> int:
     return math.prod(desc.lead) * -(-desc.m // tile.m) * -(-desc.n // tile.n)
 
 
+def _streams(desc: MatrixProductDescriptor) -> bool:
+    """Whether one factor is read once, along its unit-stride axis, for few rows (columns) of C that lie as it does."""
+    axis = 1 if desc.m <= desc.n else 0
+    few, factor = (desc.m, "b") if axis == 1 else (desc.n, "a")
+    along = all(unit_axis(desc.operand(name)) == axis for name in (factor, "c"))
+    return 1 < few <= FEW and along
+
+
 def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
-    """Whether k is short, and the grid has room for every tile."""
+    """Whether k is short, or a factor is streamed, and the grid has room for every tile."""
     most = MOST_K_OF_VECTORS if 1 in (desc.m, desc.n) else MOST_K
-    if desc.k > most:
-        return Support.no(f"k = {desc.k} is longer than {most}")
+    if desc.k > most and not _streams(desc):
+        return Support.no(f"k = {desc.k} is longer than {most}, and neither factor is streamed for {FEW} rows or fewer")
     return fits_grid(_programs(desc, tile_of(desc, target)))
 
 
@@ -102,7 +119,9 @@ def rank(desc: MatrixProductDescriptor, target: Target) -> float:
     written = -(-_programs(desc, tile) // sms) * tile.m * tile.n * ELEMENT_US * (1 + desc.k / 4)
     stray = stray_us(desc.operand("c"))
     passes = 1 if desc.k <= AT_ONCE else -(-desc.k // STEP_K)
-    return FIXED_US + (passes - 1) * PASS_US + max((results + factors) / BYTES_PER_US, written, stray)
+    waited = (passes - 1) * PASS_US
+    waves = -(-_programs(desc, tile) // (sms * RESIDENT)) if desc.k > MOST_K else 1
+    return FIXED_US + waited + max((results + factors) / BYTES_PER_US, written, stray, (waves - 1) * waited)
 
 
 @for_products(
@@ -123,7 +142,7 @@ def outer(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
                 **{name: pointer(desc.operand(name)) for name in "abc"},
                 "m": extent(desc.m, itemsize),
                 "n": extent(desc.n, itemsize),
-                "k": extent(desc.k, itemsize),
+                "k": replace(extent(desc.k, itemsize), wide=desc.k > 2**31 - STEP_K),
                 **a,
                 **b,
                 **epilogue,

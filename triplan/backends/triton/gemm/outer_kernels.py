@@ -1,4 +1,4 @@
-"""Kernel of ``outer``: products of few columns by few rows, by multiply-adds, without tensor cores."""
+"""Kernel of ``outer``: products of few columns by few rows, or of few rows, by multiply-adds."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
