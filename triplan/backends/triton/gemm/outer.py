@@ -22,7 +22,7 @@ from triplan.backends.triton.gemm.entries import ELEMENTS, for_products
 from triplan.backends.triton.gemm.guarantees import guarantee
 from triplan.backends.triton.gemm.matrices import I32_COUNTER_LIMIT, layout, unit_axis
 from triplan.backends.triton.gemm.split_k import SUM_ELEMENTS
-from triplan.backends.triton.gemm.tile_costs import stray_us
+from triplan.backends.triton.gemm.tile_costs import combined, stray_us
 from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import Support, Target
 from triplan.sku.facts import fact
@@ -31,12 +31,16 @@ from triplan.sku.facts import fact
 MOST_K, MOST_K_OF_VECTORS = 16, 8
 #: Rows of C up to which k may be of any length, where B is row-major; or columns, where A is column-major. Untuned.
 FEW = 8
+#: Threads of a program.
+THREADS = 128
 #: Columns of a program of such a product, and how much of k it loads at once; the widest of which there are enough for
 #: ``FILLED`` on each multiprocessor. Untuned.
 BLOCKS = ((512, 8), (256, 16), (128, 16))
-#: Programs that a multiprocessor holds of these; microseconds that it waits for a step, and that one takes for an
-#: element of the streamed factor, and for a product with one. Untuned.
-RESIDENT, WAITED_US, ELEMENT_READ_US, PRODUCT_US = 5, 0.9, 1e-5, {4: 6e-6, 8: 1.2e-5}
+#: Programs that a multiprocessor holds of these; microseconds that it waits for a step; and that one takes for an
+#: element of the streamed factor times one of the other, which all columns of a thread share: by bytes of an element of
+#: the accumulator, and by the number of these columns. From 13 products on an H200, by a run that is not published.
+RESIDENT, WAITED_US, PRODUCT_US, SHARED_BY_COLUMNS = 5, 0.9, {4: 1.6e-5, 8: 3.2e-5}, {4: 1.0, 2: 1.25, 1: 1.5}
+STREAM_POWER = 4
 #: Longest k that is loaded at once, each power of two by one binary; of a longer one so much is, or registers spill.
 AT_ONCE, STEP_K = 8, 4
 #: Elements of C per program, by bytes of an element of the accumulator; and how often such tiles must fill the card.
@@ -149,7 +153,7 @@ def rank(desc: MatrixProductDescriptor, target: Target) -> float:
     factors = math.prod(desc.lead) * desc.k * (desc.m + desc.n) * desc.element.itemsize
     memory = (results + factors) / BYTES_PER_US
     if stream := streamed(desc, target):
-        return FIXED_US + max(memory, _stream_us(desc, stream, target))
+        return FIXED_US + combined(memory, *_stream_us(desc, stream, target), power=STREAM_POWER)
     tile, sms = tile_of(desc, target), target.sm_count
     written = -(-_programs(desc, tile) // sms) * tile.m * tile.n * ELEMENT_US * (1 + desc.k / 4)
     stray = stray_us(desc.operand("c"))
@@ -157,13 +161,12 @@ def rank(desc: MatrixProductDescriptor, target: Target) -> float:
     return FIXED_US + (passes - 1) * PASS_US + max(memory, written, stray)
 
 
-def _stream_us(desc: MatrixProductDescriptor, stream: Stream, target: Target) -> float:
-    """Estimated microseconds of a stream that no bytes limit: its programs compute, and wait for operands."""
+def _stream_us(desc: MatrixProductDescriptor, stream: Stream, target: Target) -> tuple[float, float]:
+    """Estimated microseconds of a stream's programs: what they compute, and how long they wait for operands."""
     programs, sms = stream.programs(desc), target.sm_count
-    each = ELEMENT_READ_US + stream.few * PRODUCT_US[desc.sums.itemsize]
-    computed = -(-programs // sms) * stream.block * desc.k * each
-    waited = -(-programs // (sms * RESIDENT)) * -(-desc.k // stream.step) * WAITED_US
-    return max(computed, waited)
+    each = stream.few * PRODUCT_US[desc.sums.itemsize] * SHARED_BY_COLUMNS[stream.block // THREADS]
+    steps = -(-desc.k // stream.step)
+    return -(-programs // sms) * stream.block * desc.k * each, -(-programs // (sms * RESIDENT)) * steps * WAITED_US
 
 
 @for_products(
