@@ -42,7 +42,7 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
 def tiles_in_order(desc: Any, cut: Any) -> list[tuple[Any, int, int]]:
     """The (index of the product, first row, first column) of each tile, in the order in which they are computed: some
     rows of tiles at a time, column by column."""
-    ring = cut.ring
+    ring = cut.tile
     rows, columns = range(0, desc.m, ring.m), range(0, desc.n, ring.n)
     groups = [rows[i : i + ring.group] for i in range(0, len(rows), ring.group)]
     products = range(math.prod(desc.lead)) if desc.lead else (...,)

@@ -12,6 +12,7 @@ import triplan as tp
 from matrix import Build, Patterns, compiles, planned
 from triplan.backends.runtime.launch import Launch, overlapping
 from triplan.backends.triton.gemm import fma, mma, split_k, tiles, wgmma, wgmma_backward, wgmma_cut, wgmma_tiles
+from triplan.backends.triton.gemm.cuts import Cut
 from triplan.backends.triton.gemm.rings import lower, rings_of
 from triplan.backends.triton.gemm.tile_shapes import tiles_of
 
@@ -221,9 +222,9 @@ def others(op: str, entry: str, target: tp.Target) -> Iterator[tuple[tp.Descript
             d.replace(m=32, epilogue="bias_silu") for d in (wide, odd, turned[0], odd.replace(layouts={"b": COLUMN}))
         ]
         for desc in (wide, odd, many, *turned, *narrow, *low):
-            for split in fma.splits_of(desc, target):
-                if split.pieces <= 2:
-                    yield desc, overlapping(fma.launches(desc, split), target)
+            for division in fma.divisions_of(desc, target):
+                if isinstance(division, Cut) or division.pieces <= 2:
+                    yield desc, overlapping(fma.launches(desc, division), target)
     elif (op, entry) == ("gemm", "mma"):
         for layouts, odd in (({"a": COLUMN}, 0), ({"a": LOOSE_COLUMN, "b": LOOSE_ROW}, 0), ({"a": COLUMN}, 1)):
             weights = tp.GemmDescriptor(m=768, n=1024 + odd, k=4096, element="f32", math="tf32", layouts=layouts)

@@ -13,7 +13,7 @@ from cases.gemm import COLUMN, CUT_WAYS, backward, plan_with, tiles_in_order
 import triplan as tp
 from triplan.backends.runtime.interpreter import interpret
 from triplan.backends.runtime.launch import Scratch, overlapping
-from triplan.backends.triton.gemm import separate, separate_wgmma, wgmma_cut
+from triplan.backends.triton.gemm import cuts, separate, separate_wgmma, wgmma_cut
 from triplan.testing import check_plan
 
 LINEAR = tp.GemmDescriptor(m=2560, n=2560, k=4096, element="bf16", layouts={"b": COLUMN})
@@ -60,7 +60,7 @@ def test_parts_hold_all_steps_once_and_none_is_empty(n: int, k: int) -> None:
     cuts = wgmma_cut.cuts_of(desc, H200)
     assert cuts
     for cut in cuts:
-        steps = -(-k // cut.ring.k)
+        steps = -(-k // cut.tile.k)
         assert (cut.parts - 1) * cut.depth < steps <= cut.parts * cut.depth
         assert cut.whole % H200.sm_count == 0
         assert 0 < cut.rest < H200.sm_count
@@ -76,7 +76,7 @@ def test_parts_fill_a_round_as_far_as_they_may(
     extents: tuple[int, int, int], rest: int, parts: int, depth: int
 ) -> None:
     m, n, k = extents
-    found = [cut for cut in wgmma_cut.cuts_of(LINEAR.replace(m=m, n=n, k=k), H200) if cut.ring.n == 128]
+    found = [cut for cut in wgmma_cut.cuts_of(LINEAR.replace(m=m, n=n, k=k), H200) if cut.tile.n == 128]
     assert {cut.rest for cut in found} == {rest}
     assert (parts, depth) == max((cut.parts, cut.depth) for cut in found)
 
@@ -116,9 +116,9 @@ BATCHED = tp.BatchedGemmDescriptor(batch=2, m=200, n=136, k=1096, element="f16",
 def test_parts_are_added_where_their_tiles_lie(desc: Any, parts: int) -> None:
     """Whole tiles are left as they are, and what lies beside C's part of a tile is not read: there it is NaN."""
     target = tp.Target(arch=H200.arch, sm_count=3, shared_memory=H200.shared_memory)
-    first = next(c for c in wgmma_cut.cuts_of(desc, target) if c.ring.n == 128)
+    first = next(c for c in wgmma_cut.cuts_of(desc, target) if c.tile.n == 128)
     assert first.whole > 0
-    cut = wgmma_cut.Cut(first.ring, first.whole, first.rest, parts, first.depth)
+    cut = cuts.Cut(first.tile, first.whole, first.rest, parts, first.depth)
     g = torch.Generator().manual_seed(parts)
     partial = torch.randn((parts, cut.rest, 128, 128), generator=g)
     written = [o for o in desc.operands() if o.name in ("c", "c0", "bias")]
@@ -137,7 +137,7 @@ def test_parts_are_added_where_their_tiles_lie(desc: Any, parts: int) -> None:
             value = torch.nn.functional.silu(value)
         c.copy_(value)
     args = SimpleNamespace(**x, alpha=2.0, beta=-1.0)
-    interpret(overlapping([wgmma_cut.sum_launch(desc, cut)], CPU), args, partial.view(-1).view(torch.uint8))
+    interpret(overlapping([cuts.sum_launch(desc, cut, cut.tile.group)], CPU), args, partial.view(-1).view(torch.uint8))
     changed = expected != before.double()
     assert changed.any()
     assert not changed.all()
@@ -157,7 +157,7 @@ def test_parts_are_added_where_gradients_lie(layouts: Any) -> None:
     launches = separate.launches(desc, target, CUT_WAYS)
     for p, launch in zip(separate.products_of(desc, target, CUT_WAYS), launches[1::2], strict=True):
         cut, view = wgmma_cut.cheapest_cut(p.desc, target), p.views["c"]
-        m, n = cut.ring.m, cut.ring.n
+        m, n = cut.tile.m, cut.tile.n
         partial = torch.randn((cut.parts, cut.rest, m, n), generator=g)
         out = torch.full((p.desc.m, p.desc.n), float("nan"))
         args = SimpleNamespace(**{view.operand.name: out.t() if view.transposed else out}, alpha=2.0)

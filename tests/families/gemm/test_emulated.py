@@ -16,7 +16,8 @@ import triplan as tp
 from triplan.backends.runtime.launch import Int, Launch, Scratch
 from triplan.backends.triton.gemm import separate, wgmma, wgmma_backward, wgmma_cut, wgmma_tiles
 from triplan.backends.triton.gemm.arguments import GROUP_M
-from triplan.backends.triton.gemm.rings import MEETING_K, rings_of
+from triplan.backends.triton.gemm.cuts import Cut
+from triplan.backends.triton.gemm.rings import MEETING_K, Ring, rings_of
 
 
 def few(programs: int) -> tp.Target:
@@ -121,7 +122,7 @@ def test_a_product_whose_last_tiles_are_cut(columns: int, name: str, programs: i
     """Whole tiles are written; the others are left, and their three parts, the last of which is shorter, add up."""
     desc = PRODUCTS[name].replace(k=680, epilogue="identity", reads_c0=False)
     target = few(programs)
-    cuts = [c for c in wgmma_cut.cuts_of(desc, target) if c.ring.n == columns and c.parts == 2]
+    cuts = [c for c in wgmma_cut.cuts_of(desc, target) if c.tile.n == columns and c.parts == 2]
     if not cuts:
         pytest.skip("does not fit, or every wave is full")
     cut = replace(cuts[0], parts=3, depth=4)
@@ -134,12 +135,12 @@ def test_a_product_whose_last_tiles_are_cut(columns: int, name: str, programs: i
     assert torch.equal(x["c"], exact(desc, x)["c"])
 
 
-def add_parts(desc: Any, cut: wgmma_cut.Cut, c: torch.Tensor, workspace: torch.Tensor) -> None:
+def add_parts(desc: Any, cut: Cut[Ring], c: torch.Tensor, workspace: torch.Tensor) -> None:
     """What the second launch does; until then, C's tiles that are cut are NaN."""
-    partial = workspace[: cut.nbytes].view(torch.float32).view(cut.parts, cut.rest, cut.ring.m, cut.ring.n)
+    partial = workspace[: cut.nbytes].view(torch.float32).view(cut.parts, cut.rest, cut.tile.m, cut.tile.n)
     places = tiles_in_order(desc, cut)[cut.whole :]
     for (product, row, column), total in zip(places, partial.sum(0), strict=True):
-        own = c[product, row : row + cut.ring.m, column : column + cut.ring.n]
+        own = c[product, row : row + cut.tile.m, column : column + cut.tile.n]
         assert own.isnan().all()
         own.copy_(total[: own.shape[0], : own.shape[1]])
 

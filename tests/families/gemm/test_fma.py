@@ -11,12 +11,13 @@ from cases.gemm import COLUMN, LOOSE_COLUMN, LOOSE_ROW, ROW, backward_grid, batc
 
 import triplan as tp
 from triplan.backends.triton.gemm import fma
+from triplan.backends.triton.gemm.cuts import Cut
 from triplan.backends.triton.gemm.split_k import Split
 from triplan.backends.triton.gemm.tile_costs import RESERVED_SHARED_BYTES
 from triplan.backends.triton.gemm.tile_shapes import programs_of
 
 SQUARE = tp.GemmDescriptor(m=4096, n=4096, k=4096, element="f32")
-KERNEL, COPY, SUMS = "fma_kernel", "matrix_copy_kernel", "pieces_kernel"
+KERNEL, COPY, SUMS, PARTS = "fma_kernel", "matrix_copy_kernel", "pieces_kernel", "parts_kernel"
 
 
 @pytest.mark.parametrize(
@@ -79,10 +80,25 @@ def test_without_workspace_it_runs_without_copies_or_pieces() -> None:
 def test_pieces_of_k_fill_whole_waves(m: int, n: int, k: int) -> None:
     """A wave that is not full takes as long as a full one; of few columns a warp has 64 rows."""
     desc = tp.GemmDescriptor(m=m, n=n, k=k, element="f32")
-    split = fma.cheapest(desc, H200)
+    split = min(fma.splits_of(desc, H200), key=lambda found: fma.fma_us(desc, found, H200))
     programs, slots = split.count(k) * programs_of(desc, split.tile), 132 * fma.RESIDENT_WARPS // split.tile.warps
     assert programs % slots == 0 or programs % slots > 0.95 * slots
     assert (split.tile.n == 64) == (n == 33)
+
+
+def test_a_last_wave_of_few_tiles_is_cut() -> None:
+    """37 rows of 5 tiles are one wave of 132, and 53 tiles."""
+    desc = tp.GemmDescriptor(m=4655, n=1280, k=485, element="f32")
+    plan, cut = required(desc, "fma", H200), fma.cheapest(desc, H200)
+    assert isinstance(cut, Cut)
+    assert (cut.whole, cut.rest, cut.parts) == (132, 53, 2)
+    assert [x.kernel.__name__ for x in plan.launches][-2:] == [KERNEL, PARTS]
+    assert plan.workspace_size() >= cut.nbytes == 53 * 2 * 128 * 256 * 4
+    assert [x.spill_bytes for x in plan.compile()] == [0] * len(plan.launches)
+    assert not plan.precision_guarantee("c").batch_invariant
+    for change in ({"reads_c0": True}, {"epilogue": "gelu"}, {"layouts": {"c": COLUMN}}, {"m": 132 * 128, "n": 256}):
+        assert fma.cuts_of(desc.replace(**change), H200) == ()
+    assert {c.tile.n for c in fma.cuts_of(desc.replace(m=40_000, n=97), H200)} == {128}
 
 
 @pytest.mark.parametrize("layout", [LOOSE_COLUMN, COLUMN, LOOSE_ROW, "packed"], ids=str)
@@ -253,6 +269,22 @@ def test_every_tile_and_pieces_on_the_gpu(tile: fma.Tile) -> None:
                 desc, "cut", fma.launches(desc, split), fma.workspace_with(desc, split), entry.guarantee, target
             )
             assert check(plan, turn) > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [None, 3])
+@pytest.mark.parametrize("layout", [COLUMN, LOOSE_COLUMN, LOOSE_ROW, ROW], ids=str)
+def test_every_cut_on_the_gpu(layout: tp.Layout, batch: int | None) -> None:
+    target, entry, ran = tp.Target.current(), next(e for e in tp.TABLE.rows("gemm") if e.name == "fma"), 0
+    for turn, epilogue in enumerate(("identity", "bias_silu")):
+        desc: Any = tp.GemmDescriptor(m=4655, n=1283, k=485, element="f32", epilogue=epilogue, layouts={"a": layout})
+        if batch is not None:
+            desc = tp.BatchedGemmDescriptor(batch=batch, m=1655, n=1283, k=485, element="f32", epilogue=epilogue)
+        for cut in fma.cuts_of(desc, target):
+            launches = fma.launches(desc, cut)
+            plan = plan_with(desc, str(cut), launches, fma.workspace_with(desc, cut), entry.guarantee, target)
+            ran += check(plan, turn) > 0
+    assert ran > 0
 
 
 @pytest.mark.gpu

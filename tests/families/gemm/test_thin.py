@@ -21,12 +21,29 @@ VECTORS = ((1, 35, 70), (37, 1, 70), (1, 1, 70), (1, 5, 0), (0, 1, 3))
 SHORT = ((17, 35, 1), (19, 34, 13), (6, 21, 16), (5, 66, 3), (70, 3, 8), (1, 9, 2), (9, 1, 5), (3, 4, 0))
 
 
+#: Of a long k, few rows, and few columns of a column-major C.
+STREAMED = ((2, 300, 37), (8, 135, 70), (151, 5, 21))
+
+
+def streamed(element: str) -> Iterator[tp.Descriptor]:
+    """Few rows or columns with and without a batch, c0 and a bias."""
+    for turn, (m, n, k) in enumerate(STREAMED):
+        for batch in (None, 3):
+            kind, lead = (tp.GemmDescriptor, {}) if batch is None else (tp.BatchedGemmDescriptor, {"batch": batch})
+            columns = tp.Layout.strided(unit_axis=0 if batch is None else 1)
+            layouts = {} if m < n else dict.fromkeys("ac", columns)
+            epilogue = ("identity", "bias_relu", "bias_gelu")[turn]
+            yield kind(m=m, n=n, k=k, element=element, epilogue=epilogue, reads_c0=turn == 1, layouts=layouts, **lead)
+
+
 def problems(where: str, entry: str, element: str) -> Iterator[tp.Descriptor]:
     sizes = VECTORS if entry == "gemv" else SHORT
     if where == "interpret":  # slow: f16 and bf16 share the sizes, and so do f32 and f64
         sizes = sizes[ELEMENTS.index(element) % 2 :: 2]
     yield from (desc for m, n, k in sizes for desc in grid(element, m, n, k))
     yield from (desc for m, n, k in sizes[:3] for desc in batched_grid(element, 3, m, n, k))
+    if entry == "outer":
+        yield from streamed(element)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -156,6 +173,23 @@ def test_what_is_chosen() -> None:
     for desc, kernel in ((row.replace(n=2), "gemv"), (row.replace(k=outer.MOST_K + 1), "outer")):
         with pytest.raises(tp.Unsupported, match=r"neither one row|is longer than"):
             required(desc, kernel, H200)
+
+
+def test_a_long_k_is_streamed_for_few_rows_that_lie_as_the_factor() -> None:
+    wide = tp.GemmDescriptor(m=4, n=5_450_571, k=129, element="f32")
+    assert tp.plan(wide, target=H200).sku().kernel == "outer"
+    tall = wide.replace(m=wide.n, n=4, layouts=dict.fromkeys("ac", tp.Layout.strided(unit_axis=0)))
+    assert tp.plan(tall, target=H200).sku().kernel == "outer"
+    for other in (wide.replace(m=outer.FEW + 1), wide.replace(layouts={"b": tp.Layout.strided(unit_axis=0)})):
+        with pytest.raises(tp.Unsupported, match="neither factor is streamed"):
+            required(other, "outer", H200)
+
+
+def test_counters_of_k_that_is_streamed_do_not_wrap() -> None:
+    for k in (2**31 - 513, 2**31 - 2):
+        plan = required(tp.GemmDescriptor(m=2, n=3, k=k, element="f16"), "outer", H200)
+        wide = dict(plan.launches[0].source().signature)["k"] == "i64"
+        assert wide or k + max(step for _, step in outer.BLOCKS) < 2**31
 
 
 def test_gradients_are_products_of_their_own() -> None:

@@ -358,6 +358,23 @@ def test_many_chunks_are_merged_at_once(op: str, element: str, n: int, where: st
     assert check_plan(plan, runs=1).compared
 
 
+@pytest.mark.parametrize(
+    "where", [pytest.param("interpret", marks=pytest.mark.interpret), pytest.param("gpu", marks=pytest.mark.gpu)]
+)
+@pytest.mark.parametrize(
+    ("op", "element", "n", "chunks"), [("sum", "bf16", 8200, 1), ("amax", "f32", 20_488, 2), ("mean", "f32", 36_868, 3)]
+)
+def test_long_lines_have_more_threads(op: str, element: str, n: int, chunks: int, where: str) -> None:
+    """As many for one line as for a thousand: its bits do not depend on the others."""
+    desc = tp.ReduceDescriptor(op=op, element=element, input_shape=(2, n), reduce_axes=(1,))
+    one, many = plan_of(desc), plan_of(desc.replace(input_shape=(1000, n)))
+    assert (one.tile, one.chunk) == (many.tile, many.chunk)
+    assert (one.tile.block, one.tile.warps, one.chunks) == (4096, 8 if element == "bf16" else 16, chunks)
+    assert check_plan(tp.plan(desc, target=target(where)), runs=1).compared
+    for change in ({"op": "var"}, {"element": "f64"}, {"input_shape": (2, n - 1)}):
+        assert plan_of(desc.replace(**change)).tile.block < 4096
+
+
 def test_chunks_of_columns_are_not_far_apart_by_a_power_of_two() -> None:
     far, near = (
         plan_of(tp.ReduceDescriptor(op="argmax", element="f32", input_shape=(16_384, n), reduce_axes=(0,)))

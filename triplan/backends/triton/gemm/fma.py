@@ -1,6 +1,6 @@
 """Kernel ``fma``: products of f32 by FMAs on Hopper, in larger tiles per thread than Triton's own layout has.
 
-Where k is cut, a second launch adds the pieces, as in ``split_k``.
+Where k is cut, a second launch adds the pieces, as in ``split_k``, or those of the last wave's tiles, as in ``cuts``.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import NamedTuple
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_two_in
 from triplan.backends.table import Configuration, kernel
 from triplan.backends.triton.common.card import BYTES_PER_US, MAX_THREAD_REGISTERS, SMS
-from triplan.backends.triton.gemm import copies
-from triplan.backends.triton.gemm.arguments import epilogue_arguments, extent, pointer, product_arguments
+from triplan.backends.triton.gemm import copies, cuts
+from triplan.backends.triton.gemm.arguments import GROUP_M, epilogue_arguments, extent, pointer, product_arguments
 from triplan.backends.triton.gemm.copies import MatrixCopy
+from triplan.backends.triton.gemm.cuts import Cut
 from triplan.backends.triton.gemm.entries import for_products
 from triplan.backends.triton.gemm.fma_kernels import fma_kernel
 from triplan.backends.triton.gemm.guarantees import guarantee
@@ -102,6 +103,10 @@ COPIED_SHARE = 0.02
 #: lets the widest tile be taken. From a product of 186,832 rows on an H200, of which the copy takes a share
 #: between .06 and this: with it, it took .88 of the time, by a run that is not published.
 COPIED_SINGLE_SHARE = 0.08
+#: Least steps along k of a part of a tile of the last wave. Untuned.
+LEAST_STEPS = 4
+#: Part of the time of the fastest split that a cut may be estimated to take. Untuned.
+CUT_WORTH = 0.97
 #: Of splits whose estimates are within this factor of the lowest, that of the fewest pieces is taken. Untuned.
 NEAR = 1.005
 
@@ -119,6 +124,10 @@ def turned(desc: MatrixProductDescriptor) -> Product | None:
         return product
     saved = sum(copy.cost_us for copy in moved(desc)) - sum(copy.cost_us for copy in moved(product.desc))
     return product if saved > desc.operand("c").nbytes / TURNED_BYTES_PER_US else None
+
+
+#: How a product is divided among programs: all of it alike, or the last wave of tiles into more of them.
+Division = Split | Cut[Tile]
 
 
 class Problem(NamedTuple):
@@ -190,8 +199,10 @@ def _stores_singly(desc: MatrixProductDescriptor) -> bool:
     return is_row_major(c) and is_elementwise(c)
 
 
-def _is_summed(p: Problem, split: Split) -> bool:
+def _is_summed(p: Problem, split: Division) -> bool:
     """Whether a second launch writes C: it sums pieces, or spares this one an epilogue whose registers would spill."""
+    if isinstance(split, Cut):
+        return False
     desc = p.desc
     unit = unit_axis(desc.operand("c"))
     heavy = desc.reads_c0 or desc.saves_pre or desc.activation == "gelu" or unit is None
@@ -202,23 +213,25 @@ def _is_summed(p: Problem, split: Split) -> bool:
     return heavy or split.count(desc.k) > 1
 
 
-def _is_narrow(p: Problem, split: Split) -> bool:
+def _is_narrow(p: Problem, split: Division) -> bool:
     """Whether stores of single elements would spill registers: in narrow tiles of a row-major A."""
     return split.tile.n < WARP_N and is_row_major(_factors(p)[0])
 
 
-def _leading(p: Problem, split: Split) -> int:
+def _leading(p: Problem, split: Division) -> int:
     """Elements from one row of partial sums to the next."""
     vector = vector_elements(p.desc.sums.itemsize)
     return -(-p.desc.n // vector) * vector if _is_narrow(p, split) else padded_columns(p.desc)
 
 
-def _partial_bytes(p: Problem, split: Split) -> int:
+def _partial_bytes(p: Problem, split: Division) -> int:
     """Exact bytes of the partial sums."""
+    if isinstance(split, Cut):
+        return split.nbytes
     return pieces_bytes(p.desc, split.count(p.desc.k), _leading(p, split)) if _is_summed(p, split) else 0
 
 
-def launches(desc: MatrixProductDescriptor, split: Split, copied: bool = True) -> list[Launch]:
+def launches(desc: MatrixProductDescriptor, split: Division, copied: bool = True) -> list[Launch]:
     """Copies, ``fma_kernel``, and the sums of its pieces; nothing for an empty C."""
     if desc.operand("c").numel == 0:
         return []
@@ -227,21 +240,21 @@ def launches(desc: MatrixProductDescriptor, split: Split, copied: bool = True) -
     return found if product is None else [product.on_operands(x) for x in found]
 
 
-def _on_lines(p: Problem, split: Split) -> list[Launch]:
+def _on_lines(p: Problem, split: Division) -> list[Launch]:
     """The launches on factors with unit stride."""
     desc, tile, summed, (a, b) = p.desc, split.tile, _is_summed(p, split), _factors(p)
     args, constants = product_arguments(copies.of_copies(desc, p.copies), tile)
     del constants["WHOLE_K"], constants["PRECISION"]
-    cut: dict[str, Arg] = {"c": pointer(desc.operand("c")), "depth": None}
+    cut: dict[str, Arg] = {"c": pointer(desc.operand("c")), **dict.fromkeys(("depth", "partial", "whole", "rest"))}
     result, leading = desc, _leading(p, split)
     rows, columns = a.shape[-2], b.shape[-1]
     # In the tile of few columns, vectors of B spill registers where single elements of columns of A are copied.
     b_vector = 1 if tile.n <= LEAST_N and _vector(a) == 1 and not is_row_major(a) else _vector(b)
-    if summed:
+    if isinstance(split, Split) and summed:
         plain = {"epilogue": "identity", "reads_c0": False, "saves_pre": False, "symmetric": False, "layouts": {}}
         result = desc.replace(n=leading, **plain)
         depth = split.depth(desc.k)
-        cut = {"c": Scratch(0, desc.sums), "depth": Int(depth, divisibility=power_of_two_in(depth))}
+        cut |= {"c": Scratch(0, desc.sums), "depth": Int(depth, divisibility=power_of_two_in(depth))}
         args["n"] = extent(leading, desc.sums.itemsize)
     epilogue, known = epilogue_arguments(result)
     if summed:
@@ -249,10 +262,16 @@ def _on_lines(p: Problem, split: Split) -> list[Launch]:
         epilogue["c_batch"] = Int(slab, wide=True, divisibility=power_of_two_in(slab))
         del epilogue["alpha"]
         known["alpha"] = 1.0
+    if isinstance(split, Cut):
+        cut |= {
+            **cuts.arguments(split),
+            "rest": Int(split.rest),
+            "depth": Int(split.depth * tile.k, divisibility=tile.k),
+        }
     warps_n = -(-tile.n // WARP_N)
     launch = Launch(
         fma_kernel,
-        split.count(desc.k) * programs_of(desc, tile),
+        split.items if isinstance(split, Cut) else split.count(desc.k) * programs_of(desc, tile),
         {
             **args,
             **epilogue,
@@ -279,16 +298,38 @@ def _on_lines(p: Problem, split: Split) -> list[Launch]:
         overlaps=True,
         max_registers=MAX_THREAD_REGISTERS,
     )
+    if isinstance(split, Cut):
+        return [launch, cuts.sum_launch(desc, split, GROUP_M)]
     return [launch, sum_launch(desc, split.count(desc.k), leading)] if summed else [launch]
 
 
-def fma_us(desc: MatrixProductDescriptor, split: Split, target: Target, copied: bool = True) -> float:
+def fma_us(desc: MatrixProductDescriptor, split: Division, target: Target, copied: bool = True) -> float:
     """Estimated microseconds."""
     p = problem_of(desc, copied)
-    desc = p.desc
-    tile, pieces = split.tile, split.count(desc.k)
+    desc, tile, slots = p.desc, split.tile, _slots(split.tile, target)
+    if isinstance(split, Cut):
+        rounds = -(-split.rest * split.parts // slots)
+        waves, steps = split.whole // slots + rounds, split.whole // slots * desc.k + rounds * split.depth * tile.k
+    else:
+        waves = -(-split.count(desc.k) * programs_of(desc, tile) // slots)
+        steps = waves * split.depth(desc.k)
+    computed = steps * _step_us(p, tile, waves)
+    found = FIXED_US + computed + max(waves - 1, 0) * BETWEEN_US + sum(copy.cost_us for copy in p.copies)
+    if isinstance(split, Cut):
+        found += cuts.sum_us(split)
+    elif _is_summed(p, split):
+        # Nothing is multiplied while the second launch reads C0 and writes C.
+        results = desc.operand("c").nbytes * (1 + desc.reads_c0 + desc.saves_pre)
+        found += sum_us(desc, split.count(desc.k), target) + results / BYTES_PER_US
+        vector = vector_elements(desc.sums.itemsize)
+        if _leading(p, split) % vector or (desc.n % vector and unit_axis(desc.operand("c")) is None):
+            found += _partial_bytes(p, split) / SINGLE_BYTES_PER_US
+    return found
+
+
+def _step_us(p: Problem, tile: Tile, waves: int) -> float:
+    """Microseconds of a multiprocessor for 1 along k of the tiles that it computes at a time, in so many waves."""
     resident = RESIDENT_WARPS // tile.warps
-    waves = -(-pieces * programs_of(desc, tile) // _slots(tile, target))
     rate = WIDE_MFLOP_US if resident == 1 else MFLOP_US
     a, b = _factors(p)
     slower = SINGLE ** sum(_vector(o) == 1 for o in (a, b))
@@ -301,16 +342,7 @@ def fma_us(desc: MatrixProductDescriptor, split: Split, target: Target, copied: 
         slower *= NARROW
     elif tile.m <= LEAST_M:
         slower *= LOW
-    computed = waves * resident * 2e-6 * tile.m * tile.n * split.depth(desc.k) * rate * slower
-    found = FIXED_US + computed + max(waves - 1, 0) * BETWEEN_US + sum(copy.cost_us for copy in p.copies)
-    if _is_summed(p, split):
-        # Nothing is multiplied while the second launch reads C0 and writes C.
-        results = desc.operand("c").nbytes * (1 + desc.reads_c0 + desc.saves_pre)
-        found += sum_us(desc, pieces, target) + results / BYTES_PER_US
-        vector = vector_elements(desc.sums.itemsize)
-        if _leading(p, split) % vector or (desc.n % vector and unit_axis(desc.operand("c")) is None):
-            found += _partial_bytes(p, split) / SINGLE_BYTES_PER_US
-    return found
+    return resident * 2e-6 * tile.m * tile.n * rate * slower
 
 
 def _slots(tile: Tile, target: Target) -> int:
@@ -345,12 +377,37 @@ def _suits(p: Problem, tile: Tile) -> bool:
 
 
 @fact
-def cheapest(desc: MatrixProductDescriptor, target: Target) -> Split:
-    """The split of the lowest estimate; of near ones that of the fewest pieces."""
-    found = {split: fma_us(desc, split, target) for split in splits_of(desc, target)}
-    most = NEAR * min(found.values())
-    near = [split for split, us in found.items() if us <= most]
-    return min(near, key=lambda split: (split.pieces, found[split]))
+def cuts_of(desc: MatrixProductDescriptor, target: Target, copied: bool = True) -> tuple[Cut[Tile], ...]:
+    """Every tile whose last wave may be cut, in each way, where the first launch has registers for the whole tiles'
+    epilogue: of a row-major C, and not in narrow tiles."""
+    p = problem_of(desc, copied)
+    if not is_row_major(p.desc.operand("c")):
+        return ()
+    tiles = (t for t in TILES if t.n >= WARP_N and _suits(p, t) and not _is_summed(p, Split(t, 1)))
+    return tuple(
+        cut
+        for t in tiles
+        for cut in cuts.cuts_of(t, programs_of(p.desc, t), _slots(t, target), -(-p.desc.k // t.k), LEAST_STEPS)
+        if cut.whole
+    )
+
+
+@fact
+def divisions_of(desc: MatrixProductDescriptor, target: Target, copied: bool = True) -> tuple[Division, ...]:
+    """Every split and every cut."""
+    return (*splits_of(desc, target, copied), *cuts_of(desc, target, copied))
+
+
+@fact
+def cheapest(desc: MatrixProductDescriptor, target: Target) -> Division:
+    """The split of the lowest estimate, of near ones that of the fewest pieces; or a cut worth its workspace."""
+    found = {division: fma_us(desc, division, target) for division in divisions_of(desc, target)}
+    cut = min((d for d in found if isinstance(d, Cut)), key=lambda d: (found[d], d.parts), default=None)
+    splits = [d for d in found if isinstance(d, Split)]
+    least = min(found[d] for d in splits)
+    if cut is not None and found[cut] < CUT_WORTH * least:
+        return cut
+    return min((d for d in splits if found[d] <= NEAR * least), key=lambda d: (d.pieces, found[d]))
 
 
 def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
@@ -378,7 +435,7 @@ def workspace(desc: MatrixProductDescriptor, target: Target) -> int:
     return workspace_with(desc, cheapest(desc, target))
 
 
-def workspace_with(desc: MatrixProductDescriptor, split: Split, copied: bool = True) -> int:
+def workspace_with(desc: MatrixProductDescriptor, split: Division, copied: bool = True) -> int:
     if desc.operand("c").numel == 0:
         return 0
     p = problem_of(desc, copied)
@@ -390,7 +447,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     found = {}
     for name, copied in (("", True), (" in place", False)):
         if copied or problem_of(desc, copied) != problem_of(desc):
-            for split in splits_of(desc, target, copied):
+            for split in divisions_of(desc, target, copied):
                 us, nbytes = fma_us(desc, split, target, copied), workspace_with(desc, split, copied)
                 found[f"{split}{name}"] = Configuration(us, partial(launches, desc, split, copied), nbytes)
     return found
@@ -400,7 +457,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="fma",
-        version=14,
+        version=15,
         elements=("f32",),
         archs=(ArchSku.SM90A,),
         features=("gluon",),

@@ -83,6 +83,9 @@ def fma_kernel(
     beta,
     products,
     depth,
+    partial,
+    whole,
+    rest,
     a_rows,
     b_columns,
     m,
@@ -131,6 +134,9 @@ def fma_kernel(
     of that extent, and c (pieces, products, m, n) is packed, ``c_batch`` elements from one matrix to the next: partial
     sums. ``products`` is None without a batch.
 
+    With ``partial`` (else None, as ``whole`` and ``rest``) only the ``rest`` tiles from tile ``whole`` on are cut, into
+    pieces of ``depth``, whose sums go to ``partial`` (pieces, rest, BLOCK_M, BLOCK_N), packed.
+
     A thread accumulates as many elements as registers hold, 8 rows by 16 columns or 16 by 8: for 128 FMAs, 24 elements
     come from shared memory, which passes 32 a clock to all warps of a multiprocessor.
     """
@@ -176,13 +182,26 @@ def fma_kernel(
     tiles_m = gl.cdiv(m, BLOCK_M)
     tiles_n = gl.cdiv(n, BLOCK_N)
     program = gl.program_id(0)
-    slab = program // (tiles_m * tiles_n)
-    tile_m, tile_n = tile_of(program % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
-    a, b, left, product = piece_of(a, b, slab, products, depth, k, ak, bk, a_batch, b_batch)
-    if depth is not None:
+    tile = program
+    IS_CUT: gl.constexpr = partial is not None
+    IS_SUMMED: gl.constexpr = depth is not None and not IS_CUT
+    if IS_CUT:
+        piece = gl.maximum(program - whole, 0) // rest
+        tile -= piece * rest
+    slab = tile // (tiles_m * tiles_n)
+    tile_m, tile_n = tile_of(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
+    if IS_CUT:
+        a, b, left, product = piece_of(a, b, slab, products, None, k, ak, bk, a_batch, b_batch)
+        first = piece * depth
+        a += first.to(gl.int64) * ak
+        b += first.to(gl.int64) * bk
+        left = gl.where(program < whole, k, gl.minimum(depth, k - first))
+    else:
+        a, b, left, product = piece_of(a, b, slab, products, depth, k, ak, bk, a_batch, b_batch)
+    if IS_SUMMED:
         c += slab.to(gl.int64) * c_batch
     if products is not None:
-        if depth is None:
+        if not IS_SUMMED:
             c += product.to(gl.int64) * c_batch
         if c0 is not None:
             c0 += product.to(gl.int64) * c0_batch
@@ -232,6 +251,13 @@ def fma_kernel(
         free = slot
         slot = gl.where(slot + 1 == STAGES, 0, slot + 1)
     copies_wait(0)
+    if IS_CUT:
+        if program >= whole:
+            x = gl.arange(0, BLOCK_M, gl.SliceLayout(1, layout))
+            y = gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
+            at = partial + (program - whole).to(gl.int64) * (BLOCK_M * BLOCK_N)
+            gl.store(at + (x * BLOCK_N)[:, None] + y[None, :], acc)
+        m = gl.where(program < whole, m, 0)  # a piece writes nothing to c
     if C_SINGLE:
         # Elements are stored one by one: those that a warp stores at a time are adjacent.
         stored: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [WARPS_M, WARPS_N], [1, 0])

@@ -17,6 +17,7 @@ from triplan.backends.table import kernel
 from triplan.backends.triton.common.card import (
     BYTES_PER_US,
     L2_BYTES_PER_US,
+    LINE_BYTES,
     MAX_THREAD_REGISTERS,
     SECTOR,
     WARP_THREADS,
@@ -49,30 +50,35 @@ DEPTHS = (8, 32, 128, 512, 2048, 8192)
 WIDTHS = (32, 128, 512)
 #: By how much a block may be smaller, for small products: fewer elements are waited for.
 SMALLER = (1, 8)
-#: Programs that a multiprocessor holds at a time, by their registers: by bytes of an element; and where each one has
-#: an address of its own, by how many of a thread share an element of the vector (3: ``SHARED_BY_FEW_ROWS``). Words
-#: of two elements have fewer addresses.
-RESIDENT, RESIDENT_SINGLE, RESIDENT_WORDS = {2: 3, 4: 4, 8: 4}, {1: 2, 2: 4, 3: 3, 4: 4, 8: 4, 16: 3, 32: 2}, 4
+#: Programs that a multiprocessor holds at a time, by their registers, where each element has an address of its own: by
+#: how many of a thread share an element of the vector (3: ``SHARED_BY_FEW_ROWS``), and of others. Words of two elements
+#: have fewer addresses.
+RESIDENT_SINGLE, RESIDENT, RESIDENT_WORDS = {1: 2, 2: 4, 3: 3, 4: 4, 8: 4, 16: 3, 32: 2}, {2: 3, 4: 4, 8: 4}, 4
 #: Microseconds of a kernel besides its steps. From products of one step in ``bench/results/anywhere-gemm-*``.
 FIXED_US = 0.6
-#: Microseconds of a step whose operands come from memory, and of 1000 elements of a block in one multiprocessor.
-#: Untuned.
-STEP_US, ELEMENTS_US = 0.8, 0.02
+#: Microseconds of a step whose operands come from memory (untuned), and of 1000 elements of a block in one
+#: multiprocessor. The latter, and what follows where nothing else is said, by least squares of logarithms over up to 16
+#: blocks of each of 18 products on an H200, by a run that is not published.
+STEP_US, ELEMENTS_US = 0.8, 0.027
 #: Microseconds of 1000 loads in one multiprocessor where each has an address of its own, and of 1000 elements of the
 #: vector. From the instructions of their loops, of 16 and 32 bits.
 SINGLE_US, VECTOR_US = 0.03, 0.055
+#: Microseconds of a program that begins on a multiprocessor, whose threads add sums of whole rows.
+PROGRAM_US = 0.05
+#: Parts of a sector, at both ends of a block that begins within one, that are read in vain.
+ENDS_READ = 0.6
+#: By how much reads take longer for each line of L2 that a block's rows are too short to fill.
+LINE_PART = 0.23
 #: Microseconds of 1000 threads in one multiprocessor that exchange and add a sum. The threads of a row do as many times
-#: as their number has powers of two, of one warp at most. From products of 1.4e6 rows and more of up to 3 elements in
-#: ``bench/results/anywhere-gemm-*``.
-EXCHANGE_US = 0.03
+#: as their number has powers of two, of one warp at most.
+EXCHANGE_US = 0.057
 #: Elements of the matrix that share one of the vector in blocks of few rows, where threads load it for each other.
 SHARED_BY_FEW_ROWS = 3
 #: Threads of a program.
 THREADS = 128
-LIMITS_POWER = 2.4
-#: Microseconds that a second launch takes longer here than in ``split_k``, whose first launch hides it. From a batch of
-#: 37 matrices of 639 by 473 elements of f32 on an H100.
-SUMMING_US = 1.0
+LIMITS_POWER = 3.0
+#: Microseconds of the second launch, and bytes of partial sums per microsecond, which are written and read.
+SUMMING_US, PARTIAL_BYTES_PER_US = 2.5, 1.5e6
 
 
 class Block(NamedTuple):
@@ -134,12 +140,11 @@ def _shared(desc: MatrixProductDescriptor, block: Block, along_k: bool) -> int:
 
 
 def _resident(desc: MatrixProductDescriptor, block: Block) -> int:
-    """Programs that a multiprocessor holds at a time."""
+    """Programs that a multiprocessor holds at a time, where each element has an address of its own."""
     matrix, along_k = matrix_of(desc)
-    fits = RESIDENT[matrix.element.itemsize]
-    if not is_elementwise(matrix):
-        return fits
-    return RESIDENT_WORDS if elements_per_load(matrix) > 1 else RESIDENT_SINGLE.get(_shared(desc, block, along_k), fits)
+    if elements_per_load(matrix) > 1:
+        return RESIDENT_WORDS
+    return RESIDENT_SINGLE.get(_shared(desc, block, along_k), RESIDENT[matrix.element.itemsize])
 
 
 def _exchanges(matrix: Operand, block: Block) -> int:
@@ -151,23 +156,29 @@ def _exchanges(matrix: Operand, block: Block) -> int:
 
 def block_us(desc: MatrixProductDescriptor, block: Block, target: Target) -> float:
     """Estimated microseconds."""
-    sms, programs, resident = target.sm_count, _programs(desc, block), _resident(desc, block)
+    sms, programs = target.sm_count, _programs(desc, block)
     steps = -(-block.piece(desc.k) // block.depth)
     matrix, along_k = matrix_of(desc)
-    # Blocks begin and end within sectors, which another block may have brought into the L2 cache.
-    wide = (block.depth if along_k else block.rows) * matrix.element.itemsize
-    read = matrix.numel * matrix.element.itemsize * (1 + SECTOR / (2 * wide))
+    wide, row = (
+        (e * matrix.element.itemsize) for e in ((block.depth, desc.k) if along_k else (block.rows, rows_of(desc)))
+    )
+    # Blocks may begin and end within sectors, which another block may have brought into the L2 cache.
+    slower = (ENDS_READ * SECTOR / (2 * wide) if row % SECTOR else 0.0) + LINE_PART * max(LINE_BYTES / wide - 1, 0.0)
+    read = matrix.numel * matrix.element.itemsize * (1 + slower)
     # Each block of rows reads the vector, which the L2 cache holds.
     vectors = math.prod(desc.lead) * -(-rows_of(desc) // block.rows) * desc.k * matrix.element.itemsize
-    each = ELEMENTS_US
+    # Vectors are waited for while programs of other waves compute; single elements take them all.
+    each, waves = ELEMENTS_US, 1
     if is_elementwise(matrix):
+        waves = -(-programs // (sms * _resident(desc, block)))
         each = (SINGLE_US + VECTOR_US / _shared(desc, block, along_k)) / max(elements_per_load(matrix), 1)
-    waiting = -(-programs // (sms * resident)) * steps * STEP_US
+    waiting = waves * steps * STEP_US
     added = block.rows * _exchanges(matrix, block) * EXCHANGE_US if along_k else 0.0
     computed = -(-programs // sms) * (steps * block.rows * block.depth * each + added) / 1000
     limits = read / BYTES_PER_US, vectors / L2_BYTES_PER_US, waiting, computed
-    summing = SUMMING_US + split_k.sum_us(desc, block.pieces, target) if block.pieces > 1 else 0.0
-    return FIXED_US + combined(*limits, power=LIMITS_POWER) + summing
+    begun = 0.0 if along_k else programs / sms * PROGRAM_US
+    summing = SUMMING_US + 2 * partial_bytes(desc, block) / PARTIAL_BYTES_PER_US if block.pieces > 1 else 0.0
+    return FIXED_US + combined(*limits, power=LIMITS_POWER) + begun + summing
 
 
 @fact
@@ -271,7 +282,7 @@ def launches(desc: MatrixProductDescriptor, block: Block) -> list[Launch]:
     partial(
         kernel,
         name="gemv",
-        version=7,
+        version=8,
         elements=ELEMENTS,
         supports=supports,
         rank=rank,

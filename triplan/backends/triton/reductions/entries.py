@@ -162,7 +162,7 @@ def reductions(
                 rank=rank,
                 numerics=lambda desc: numerics(plan_of(desc), name),
                 priority=priority,
-                version=13,  # atanh of f32 in expressions, another way; larger tiles of scattered elements
+                version=14,  # larger tiles of long lines
                 layout=layout,
                 **({} if workspace is None else {"workspace": workspace}),
             )(build)

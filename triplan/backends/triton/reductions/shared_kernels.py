@@ -20,6 +20,8 @@ SUM, PRODUCT, MAX, MIN, ARGMAX, ARGMIN, MOMENTS, EXPONENTIALS, ENDS = (tl.conste
 PLAIN, NONZERO, ABSOLUTE, SQUARE, POWER = (tl.constexpr(i) for i in range(5))
 #: FINISH: how the accumulator becomes the result.
 KEEP, MEAN, VARIANCE, DEVIATION, ROOT, INVERSE_POWER, LOGARITHM, POSITION, TRUTH = (tl.constexpr(i) for i in range(9))
+#: How elements stay in the L2 cache that no program reads again.
+ONCE_READ = tl.constexpr("evict_first")
 
 
 @jit

@@ -18,6 +18,7 @@ from triplan.backends.triton.reductions.shared_kernels import (
     ENDS,
     EXPONENTIALS,
     MOMENTS,
+    ONCE_READ,
     accumulator_at,
     chunk_of,
     element_of,
@@ -64,7 +65,11 @@ def loaded(x, x_at, start, col, reduced, live, UNIT: tl.constexpr, VECTOR: tl.co
         at = x + begin + (x_at[:, None] + along[None, :])
     else:
         at = x + x_at[:, None] + offset_of(start + col, reduced, 1, VECTOR)[None, :]
-    return tl.load(at) if live is None else tl.load(at, mask=live, other=0)
+    if live is None:
+        found = tl.load(at, eviction_policy=ONCE_READ)
+    else:
+        found = tl.load(at, mask=live, other=0, eviction_policy=ONCE_READ)
+    return found
 
 
 @jit
@@ -198,7 +203,8 @@ def edge_of(
     """
     place = step * BLOCK + tl.arange(0, BLOCK)
     known = inside[:, None] & ((place // SHIFT * SHIFT)[None, :] < end[:, None])
-    v = element_of(tl.load(x + x_at[:, None] + (first + place)[None, :], mask=known, other=0), order, MAP, COMPUTE)
+    v = tl.load(x + x_at[:, None] + (first + place)[None, :], mask=known, other=0, eviction_policy=ONCE_READ)
+    v = element_of(v, order, MAP, COMPUTE)
     live = known & (place[None, :] >= skipped[:, None]) & (place[None, :] < end[:, None])
     return step_of(a, b, v, live, step + 1, KIND, IDENTITY)
 
@@ -364,7 +370,8 @@ def reduce_kernel(
         end = n.to(tl.int32) + skipped
         PLACES: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
         known = (col // PLACES * PLACES)[None, :] < end[:, None]
-        v = element_of(tl.load(x + x_at[:, None] + col[None, :], mask=known, other=0), order, MAP, COMPUTE)
+        v = tl.load(x + x_at[:, None] + col[None, :], mask=known, other=0, eviction_policy=ONCE_READ)
+        v = element_of(v, order, MAP, COMPUTE)
         live = (col[None, :] >= skipped[:, None]) & (col[None, :] < end[:, None])
         a, b = step_of(a, b, v, live, 1, KIND, IDENTITY)
         if KIND == ARGMAX or KIND == ARGMIN:

@@ -32,7 +32,10 @@ from triplan.backends.triton.reductions.limits import (
     LONE_BLOCKS,
     LONE_LINE,
     LONE_WARPS,
+    LONG_BLOCK,
     LONG_BLOCKS,
+    LONG_FROM,
+    LONG_TILES,
     LONGER,
     MANY,
     MERGED_BYTES,
@@ -232,6 +235,8 @@ class Tiling(Loads):
         if self.rowed:
             least, row = 32 * WARPS * 16 // item, self.reduced[-1].size
             return Tile(1, max(least, min(size, ceil_power(row + 1) // 4)), WARPS)
+        if self._is_long():
+            return Tile(1, LONG_BLOCK, LONG_BLOCK * item // (32 * THREAD_BYTES))
         if self.across is None:
             size = max(size, 32 * WARPS * FEWEST_HELD) if self._are_apart() else size
             block = min(ceil_power(n), size)
@@ -250,6 +255,11 @@ class Tiling(Loads):
         vectors = self._aligned() >= 16 and power_of_two_in(self.n) * item >= 16
         fits = self.n <= WHOLE_ANY or 3 * ceil_power(self.n) <= 4 * self.n <= 4 * WHOLE_LINE
         return fits and self.kind.accumulates in kinds and self.tree is None and vectors and not wide
+
+    def _is_long(self) -> bool:
+        """Whether a line of sums or extrema is so long that more threads than those of WARPS read it at a time."""
+        read = self.unit and self.light and self.x.element.itemsize in (2, 4) and len(self.reads) <= 2
+        return read and self._aligned() >= 16 and self.n >= LONG_FROM * LONG_BLOCK
 
     def _held(self, most: int, halved: bool) -> int:
         """Elements per thread: a power of two up to ``most``, or half of it; fewer of several operands."""
@@ -279,7 +289,8 @@ class Tiling(Loads):
     def _chunks(self) -> tuple[int, int]:
         if self.waves:
             return self.waves
-        chunk = self.tile.block * max(CHUNK_TILES, -(-self.n // (self.tile.block * MOST_CHUNKS)))
+        tiles = LONG_TILES if self._is_long() else CHUNK_TILES
+        chunk = self.tile.block * max(tiles, -(-self.n // (self.tile.block * MOST_CHUNKS)))
         if self.unit and chunk < self.n <= LONGER * chunk:
             return -(-self.n // self.tile.block) * self.tile.block, 1
         if self.rowed:

@@ -1,4 +1,4 @@
-"""Kernel of ``wgmma_cut`` that adds up the parts of the tiles that ``wgmma_kernel`` has cut along k."""
+"""Kernel that adds up the parts of the tiles that a kernel before it has cut along k."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
