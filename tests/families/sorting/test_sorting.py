@@ -13,7 +13,7 @@ from samples import SetConstant, same
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
-from triplan.backends.triton.sorting import filtered, radix, rows as rows_entry, searching
+from triplan.backends.triton.sorting import filtered, radix, rows as rows_entry, searching, turned
 from triplan.testing import check_plan
 
 Tensor = torch.Tensor
@@ -242,6 +242,50 @@ def test_sorts(where: str, kernel: str | None, layout: str, constant: SetConstan
         assert check_plan(required(desc, kernel, target(where)), runs=1).compared
 
 
+TURNED = tp.Layout.strided(unit_axis=0)
+
+
+@pytest.mark.parametrize(("rows", "n"), [(70, 41), (33, 3)])
+@pytest.mark.parametrize(
+    ("where", "kernel"),
+    [
+        pytest.param(where, kernel, marks=getattr(pytest.mark, where))
+        for where, kernel in (("interpret", "radix"), ("gpu", "radix"), ("gpu", "block"), ("gpu", "onesweep"))
+    ],
+)
+def test_results_across_rows_are_copies(where: str, kernel: str, rows: int, n: int, constant: SetConstant) -> None:
+    """Of elements of each size, both results or one of them, in one tile and in several."""
+    constant(turned, "ACROSS_PER_US", 1e-3)
+    cases = [("u8", ("values", "indices")), ("bf16", ("values",)), ("f64", ("values", "indices"))]
+    descs: list[tp.Descriptor] = [
+        tp.SortDescriptor(element=element, rows=rows, n=n, layouts=dict.fromkeys(names, TURNED))
+        for element, names in cases
+    ]
+    descs += [tp.ArgsortDescriptor(element="f32", rows=rows, n=n, descending=True, layouts={"indices": TURNED})]
+    if kernel != "radix":
+        layouts = dict.fromkeys(("values", "indices"), TURNED)
+        descs += [tp.TopKDescriptor(element="i16", rows=rows, n=n, k=n - 1, layouts=layouts)]
+    for desc in descs:
+        plan = required(desc, kernel, target(where))
+        copies = [launch for launch in plan.launches if launch.kernel.__name__ == "matrix_copy_kernel"]
+        assert len(copies) == len(dict(desc.layouts))
+        assert check_plan(plan, runs=1).compared
+
+
+def test_many_results_across_rows_are_copies() -> None:
+    """Of few, or of results whose rows share sectors, the copies would take longer than they save."""
+
+    def launches(rows: int, *names: str) -> int:
+        desc = tp.SortDescriptor(element="i8", rows=rows, n=4096, layouts=dict.fromkeys(names, TURNED))
+        return len(required(desc, "block", tp.Target.preset("h200")).launches)
+
+    assert launches(2699) == 1
+    assert launches(2699, "values") == launches(2699, "indices") == 2
+    assert launches(2699, "values", "indices") == 3
+    assert launches(20, "values", "indices") == 1
+    assert launches(31, "values") == 1
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", ["packed", "strided"])
 @pytest.mark.parametrize(
@@ -467,8 +511,8 @@ def test_bisections_compare_with_what_torchs_do(levels: int, where: str, constan
     for n in (1, 2, 3, 4, 15, 30, 31):
         sequence = drawn(21, n).sort(1).values
         sequence[:, n - n // 3 :] = float("nan")
-        for m, turned in ((40, ("x",)), (40, ("out",)), (40, ("x", "out")), (150, ()), (11, ()), (1, ("x",))):
-            layouts = {name: tp.Layout.strided(unit_axis=0) for name in turned}
+        for m, names in ((40, ("x",)), (40, ("out",)), (40, ("x", "out")), (150, ()), (11, ()), (1, ("x",))):
+            layouts = dict.fromkeys(names, TURNED)
             desc = tp.SearchSortedDescriptor(element="f64", rows=21, n=n, m=m, right=n % 2 == 0, layouts=layouts)
             assert searching.rows_of(desc) == (16 if m == 40 else 1)
             assert searching.taken_of(desc) == {40: 0, 150: 0, 11: 2, 1: 32}[m]
