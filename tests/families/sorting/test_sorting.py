@@ -254,9 +254,10 @@ TURNED = tp.Layout.strided(unit_axis=0)
     ],
 )
 def test_results_across_rows_are_copies(where: str, kernel: str, rows: int, n: int, constant: SetConstant) -> None:
-    """Of elements of each size, both results or one of them, in one tile and in several."""
-    constant(turned, "ACROSS_PER_US", 1e-3)
-    cases = [("u8", ("values", "indices")), ("bf16", ("values",)), ("f64", ("values", "indices"))]
+    """Of elements of each size, both results or one of them, in one tile and in several; and x."""
+    constant(turned, "WRITTEN_PER_US", 1e-3)
+    constant(turned, "READ_PER_US", 1e-3)
+    cases = [("u8", ("values", "indices")), ("bf16", ("x", "values")), ("f64", ("values", "indices", "x"))]
     descs: list[tp.Descriptor] = [
         tp.SortDescriptor(element=element, rows=rows, n=n, layouts=dict.fromkeys(names, TURNED))
         for element, names in cases
@@ -272,6 +273,35 @@ def test_results_across_rows_are_copies(where: str, kernel: str, rows: int, n: i
         assert check_plan(plan, runs=1).compared
 
 
+@pytest.mark.parametrize(
+    ("where", "kernel"),
+    [
+        pytest.param(where, kernel, marks=getattr(pytest.mark, where))
+        for where, kernel in (
+            *((where, kernel) for where in ("interpret", "gpu") for kernel in ("looped", "filtered")),
+            ("gpu", "filtered_sort"),
+        )
+    ],
+)
+def test_selections_read_copies_of_rows_that_lie_across(where: str, kernel: str, constant: SetConstant) -> None:
+    """In one stage and in two; with the results of topk as copies, and not."""
+    constant(turned, "WRITTEN_PER_US", 1e-3)
+    constant(turned, "READ_PER_US", 1e-3)
+    constant(filtered, "SPAN", 600)
+    constant(filtered, "PROGRAMS", 1)
+    for element, n in (("i8", 90), ("f64", 1300)):
+        for names in (("x",), ("x", "values", "indices")):
+            descs: list[tp.Descriptor] = [tp.TopKDescriptor(element=element, rows=33, n=n, k=7)]
+            if kernel != "filtered_sort":
+                descs += [tp.KthValueDescriptor(element=element, rows=33, n=n, k=7)]
+            for desc in descs:
+                given = [o.name for o in desc.operands() if o.name in names and len(o.shape) == 2]
+                plan = required(desc.replace(layouts=dict.fromkeys(given, TURNED)), kernel, target(where))
+                copies = [launch for launch in plan.launches if launch.kernel.__name__ == "matrix_copy_kernel"]
+                assert len(copies) == len(given)
+                assert check_plan(plan, runs=1).compared
+
+
 def test_many_results_across_rows_are_copies() -> None:
     """Of few, or of results whose rows share sectors, the copies would take longer than they save."""
 
@@ -284,6 +314,14 @@ def test_many_results_across_rows_are_copies() -> None:
     assert launches(2699, "values", "indices") == 3
     assert launches(20, "values", "indices") == 1
     assert launches(31, "values") == 1
+
+
+@pytest.mark.parametrize(
+    ("element", "kernel", "copies"), [("i8", "looped", 1), ("f64", "looped", 1), ("f64", "filtered", 0)]
+)
+def test_rows_that_are_read_often_are_copied(element: str, kernel: str, copies: int) -> None:
+    desc = tp.KthValueDescriptor(element=element, rows=44579, n=5376, k=512, layouts={"x": TURNED})
+    assert len(required(desc, kernel, tp.Target.preset("h200")).launches) == 1 + copies
 
 
 @pytest.mark.gpu
@@ -484,10 +522,14 @@ def test_shared_memory_that_ptx_declares_is_counted(target: str) -> None:
         ("kthvalue", "bf16", 1, 249, 79, "rows"),
         ("topk", "f16", 16, 5376, 291, "filtered_sort"),
         ("kthvalue", "f32", 95359, 4096, 512, "filtered"),
+        ("topk", "bool", 17999699, 96, 63, "block"),
+        ("topk", "bf16", 1318883, 225, 128, "block"),
+        ("topk", "i64", 51, 64, 31, "block"),
     ],
 )
 def test_choices_of_selections(op: str, element: str, rows: int, n: int, k: int, kernel: str) -> None:
-    """By ``bench/results``: steps take long between warps; blocks of pairs, too; long threads leave few programs."""
+    """By ``bench/results``: steps take long between warps; blocks of pairs, too; long threads leave few programs; what
+    is ordered and what is stored overlap."""
     desc = tp.descriptor_types()[op](element=element, rows=rows, n=n, k=k)
     assert tp.plan(desc, target=tp.Target.preset("h200")).sku().kernel == kernel
 

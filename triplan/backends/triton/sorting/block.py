@@ -38,6 +38,8 @@ ORDERED_PER_US, ORDERED_BY_EIGHT_PER_US = 3200, 2600
 SM_LONG_PER_US = 2200
 #: Microseconds of a multiprocessor for each program, and for a warp's counters of one digit.
 PROGRAM_US, COUNTERS_US = 0.022, 0.032
+#: How often a row that lies across memory seems to be read: threads have all of it on its way at once.
+READS = 0.5
 #: Exponent of the p-norm that combines ordering and memory traffic, which overlap in many programs; inf is max().
 OVERLAP = 3
 #: Microseconds of a digit that a program alone waits for: counters are cleared, summed and read again, elements
@@ -64,7 +66,7 @@ def rank(desc: Ordered, target: Target) -> float:
     written = sum(o.element.itemsize for o in desc.operands() if o.is_written)
     moved = desc.n * desc.element.itemsize + kept_of(desc)[1] * written
     us = overlapped(OVERLAP, waves_us(max(desc.rows, 1), moved, target), ordered_us(desc, desc.n, target))
-    return LAUNCH_US + us + turned.across_us(desc)
+    return LAUNCH_US + us + turned.across_us(desc, READS)
 
 
 def ordered_us(desc: Ordered, n: int, target: Target) -> float:
@@ -80,7 +82,7 @@ def ordered_us(desc: Ordered, n: int, target: Target) -> float:
 
 
 def _block(desc: Ordered, target: Target) -> list[Launch]:
-    return turned.launches(desc, _launches, 0) if desc.rows * kept_of(desc)[1] else []
+    return turned.launches(desc, _launches, 0, READS) if desc.rows * kept_of(desc)[1] else []
 
 
 def _launches(desc: Ordered) -> list[Launch]:
@@ -102,7 +104,7 @@ for _op in SORTS + SELECTIONS:
         name="block",
         supports=supports,
         rank=rank,
-        workspace=lambda desc, target: turned.nbytes(desc),
+        workspace=lambda desc, target: turned.nbytes(desc, READS),
         features=("gluon",),
         interpretable=False,
     )(_block)

@@ -30,6 +30,8 @@ THREAD = 16
 THREAD_MOVES = 8
 #: Registers of a thread that moves them, at most. Left alone, ptxas takes 64 in some binaries for sm80, and spills two.
 MOVING_REGISTERS = 80
+#: How often x is read: to be sorted by the first digit, and to be moved.
+READS = 2
 #: Counts that a program scans at a time. Untuned.
 SCANNED = 4096
 #: Elements that a multiprocessor sorts within tiles in a microsecond: each takes about 180 instructions of integers, of
@@ -65,7 +67,7 @@ def rank(desc: Sorted, target: Target) -> float:
     numel = tiles * tile_of(desc)
     moved = numel * (3 * desc.element.itemsize + 12) / BYTES_PER_US
     sorts = max(tiles / target.sm_count, 1.0) * tile_of(desc) / SM_SORTED_PER_US
-    return passes_of(desc) * (3 * LAUNCH_US + moved + sorts) + turned.across_us(desc)
+    return passes_of(desc) * (3 * LAUNCH_US + moved + sorts) + turned.across_us(desc, READS)
 
 
 def parts_of(desc: Sorted) -> tuple[list[int], int, int, int]:
@@ -80,11 +82,11 @@ def parts_of(desc: Sorted) -> tuple[list[int], int, int, int]:
 
 
 def workspace(desc: Sorted, target: Target) -> int:
-    return parts_of(desc)[3] + turned.nbytes(desc) if desc.rows * desc.n else 0
+    return parts_of(desc)[3] + turned.nbytes(desc, READS) if desc.rows * desc.n else 0
 
 
 def _radix(desc: Sorted, target: Target) -> list[Launch]:
-    return turned.launches(desc, _launches, parts_of(desc)[3]) if desc.rows * desc.n else []
+    return turned.launches(desc, _launches, parts_of(desc)[3], READS) if desc.rows * desc.n else []
 
 
 def _launches(desc: Sorted) -> list[Launch]:
