@@ -42,7 +42,7 @@ SHIFTED_LONG, SHIFTED_WARPS = 5 << 14, 8
 #: drawn problems on an H200.)
 SHORT_ROW, LATER_US = 144, 0.9
 #: ``several_per_us`` forward of f64, which has no exponentials; and backward of more than 16 bits where rows are
-#: crossed. (From drawn problems on an H200.)
+#: crossed, and not centred. (From drawn problems on an H200.)
 F64_PER_US, CROSSED_WIDE_PER_US = 3000.0, 850.0
 #: What the second loop's reads cost backward where vectors are loaded.
 CACHED_SHARE = 0.05
@@ -60,7 +60,7 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
             self.version = 5
         narrow, wide, narrow_backward, wide_backward = self.several_per_us
         wide = F64_PER_US if self.element is ElementKind.F64 else wide
-        wide_backward = CROSSED_WIDE_PER_US if self.rows.crossed else wide_backward
+        wide_backward = CROSSED_WIDE_PER_US if self.rows.crossed and not self.centred else wide_backward
         self.several_per_us = (narrow, wide, narrow_backward, wide_backward)
         if self.backward and self.rows.vectors and not self.gradients:
             self.cached_share = CACHED_SHARE

@@ -24,7 +24,7 @@ ODD_ROWS = 1.2
 #: that are adjacent in every operand and accessed by vectors: these keep the rate of more bits, merging included.)
 NARROW_PER_US, LONE_BLOCK = 3000.0, 4096
 #: ``turned_per_us`` backward of 16 bits where all operands but one at most are accessed by vectors.
-VECTORS_PER_US = 2650.0
+VECTORS_PER_US = 2500.0
 #: F64_SLOWDOWN backward without an exponential, and where neighbours are adjacent in all operands.
 F64_BACKWARD = (2.0, 2.2)
 #: Elements of f64 that a multiprocessor has in a microsecond forward, if the last launch alone has tiles of more rows.
