@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import triplan as tp
-from bench.anywhere.drawing import HEADS, Draw, Peer, Tensors, described
+from bench.anywhere.drawing import HEADS, Draw, Peer, Tensors, described, placed
 from triplan.testing.placing import write
 
 FOLLOWING = ("sorter",)
@@ -56,26 +56,18 @@ def _values(select: Any, x: Tensor, *args: Any) -> Tensor:
 
 def peers(desc: Any) -> dict[str, Peer]:
     """torch's sorts are stable. Its selections take any of equal elements: only their values are compared."""
+    return {"torch": placed(lambda t: _torchs(desc, t))}
+
+
+def _torchs(desc: Any, t: Tensors) -> Tensors:
     if desc.op == "sort":
-        return {
-            "torch": lambda t: dict(
-                zip(
-                    ("values", "indices"),
-                    torch.sort(t["x"], dim=1, descending=desc.descending, stable=True),
-                    strict=True,
-                )
-            )
-        }
+        found = torch.sort(t["x"], dim=1, descending=desc.descending, stable=True)
+        return {"values": found.values, "indices": found.indices}
     if desc.op == "argsort":
-        return {"torch": lambda t: {"indices": torch.argsort(t["x"], dim=1, descending=desc.descending, stable=True)}}
+        return {"indices": torch.argsort(t["x"], dim=1, descending=desc.descending, stable=True)}
     if desc.op == "topk":
-        return {"torch": lambda t: {"values": _values(torch.topk, t["x"], desc.k, 1, desc.largest)}}
+        return {"values": _values(torch.topk, t["x"], desc.k, 1, desc.largest)}
     if desc.op == "kthvalue":
-        return {"torch": lambda t: {"values": _values(torch.kthvalue, t["x"], desc.k, 1)}}
-    return {
-        "torch": lambda t: {
-            "out": torch.searchsorted(
-                t["sequence"], t["x"], sorter=t.get("sorter"), right=desc.right, out_int32=desc.out_int32
-            )
-        }
-    }
+        return {"values": _values(torch.kthvalue, t["x"], desc.k, 1)}
+    sorter, options = t.get("sorter"), {"right": desc.right, "out_int32": desc.out_int32}
+    return {"out": torch.searchsorted(t["sequence"], t["x"], sorter=sorter, **options)}

@@ -10,6 +10,8 @@ from matrix import Build, compiles, planned
 
 #: (rows, elements of each)
 SIZES = ((4096, 100), (300, 2048), (64, 32768))
+#: The same of operands that lie across rows, which are copied: by square tiles, and by long ones in both directions.
+TURNED, ACROSS = ((4096, 300), (300000, 3), (9, 200000)), tp.Layout.strided(unit_axis=0)
 OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
     "topk": ({"k": 12}, {"k": 64, "largest": False}),
     "kthvalue": ({"k": 64},),
@@ -27,8 +29,12 @@ def problems(op: str) -> Iterator[tp.Descriptor]:
             yield cls(op=op, element=element, rows=rows, n=n, **options[(i + j) % len(options)])
         if op == "topk":  # programs of 16 warps
             yield cls(op=op, element=element, rows=64, n=32768, k=512)
+        if op in ("topk", "kthvalue"):
+            yield cls(op=op, element=element, rows=4096, n=9000, layouts={"x": ACROSS}, **options[0])
         if op in ("sort", "argsort"):  # threads of whole rows
             yield from (cls(op=op, element=element, rows=4096, n=n) for n in (1, 2, 3))
+            across = dict.fromkeys(("values", "indices") if op == "sort" else ("indices",), ACROSS)
+            yield from (cls(op=op, element=element, rows=r, n=n, layouts=across) for r, n in TURNED)
         if op == "searchsorted":  # threads of several elements, and of several rows
             many = cls(op=op, element=element, rows=40000, n=100, m=1024)
             yield many

@@ -214,6 +214,7 @@ def test_strided_rows_backward_are_not_held_where_there_are_many() -> None:
         ("layer_norm_backward", (13127, 16385), "bf16", "", "looped"),
         ("rms_norm", (301318, 461), "f16", "out", "looped"),
         ("l2_norm", (8192, 6303), "bf16", "out", "split"),
+        ("l2_norm_backward", (3720, 6144), "bf16", "", "rows"),
     ],
 )
 def test_choices_of_odd_rows(op: str, shape: tuple[int, ...], element: str, transposed: str, kernel: str) -> None:

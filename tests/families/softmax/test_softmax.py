@@ -79,6 +79,24 @@ def test_odd_rows_that_are_not_read_by_vectors_are_split() -> None:
     assert tp.plan(desc, target=tp.Target.preset("h200")).sku().kernel == "split"
 
 
+@pytest.mark.parametrize(
+    ("op", "element", "shape", "axis", "across", "kernel"),
+    [
+        ("softmax_backward", "bf16", (18567, 4608), 1, "", "rows"),  # few lanes idle
+        ("log_softmax_backward", "f32", (23, 12288), 1, "", "rows"),  # programs alone
+        ("log_softmax", "f64", (1023, 8192), 1, "", "split"),  # exponentials
+        ("softmax_backward", "f64", (1600, 12091), 0, "", "looped"),  # none
+        ("softmax", "f16", (524272, 1024), 1, "out", "looped"),  # by vectors
+    ],
+)
+def test_choices(op: str, element: str, shape: tuple[int, int], axis: int, across: str, kernel: str) -> None:
+    """By measurements of ``bench/results``."""
+    desc = build(op, shape, element=element).replace(softmax_axis=axis)
+    if across:
+        desc = desc.replace(layouts={across: Layout.strided(unit_axis=0, stride_multiple=8, alignment=16)})
+    assert tp.plan(desc, target=tp.Target.preset("h200")).sku().kernel == kernel
+
+
 @pytest.mark.parametrize(("rows", "kernel"), [(4, "looped"), (3000, "rows")])
 def test_few_rows_are_not_exchanged_in_a_tile_of_many(rows: int, kernel: str) -> None:
     desc = build("softmax_backward", (rows, 118), element="f32")

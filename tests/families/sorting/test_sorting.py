@@ -13,7 +13,7 @@ from samples import SetConstant, same
 
 import triplan as tp
 import triplan.functional as F  # noqa: N812
-from triplan.backends.triton.sorting import filtered, radix, rows as rows_entry, searching
+from triplan.backends.triton.sorting import filtered, radix, rows as rows_entry, searching, turned
 from triplan.testing import check_plan
 
 Tensor = torch.Tensor
@@ -242,6 +242,88 @@ def test_sorts(where: str, kernel: str | None, layout: str, constant: SetConstan
         assert check_plan(required(desc, kernel, target(where)), runs=1).compared
 
 
+TURNED = tp.Layout.strided(unit_axis=0)
+
+
+@pytest.mark.parametrize(("rows", "n"), [(70, 41), (33, 3)])
+@pytest.mark.parametrize(
+    ("where", "kernel"),
+    [
+        pytest.param(where, kernel, marks=getattr(pytest.mark, where))
+        for where, kernel in (("interpret", "radix"), ("gpu", "radix"), ("gpu", "block"), ("gpu", "onesweep"))
+    ],
+)
+def test_results_across_rows_are_copies(where: str, kernel: str, rows: int, n: int, constant: SetConstant) -> None:
+    """Of elements of each size, both results or one of them, in one tile and in several; and x."""
+    constant(turned, "WRITTEN_PER_US", 1e-3)
+    constant(turned, "READ_PER_US", 1e-3)
+    cases = [("u8", ("values", "indices")), ("bf16", ("x", "values")), ("f64", ("values", "indices", "x"))]
+    descs: list[tp.Descriptor] = [
+        tp.SortDescriptor(element=element, rows=rows, n=n, layouts=dict.fromkeys(names, TURNED))
+        for element, names in cases
+    ]
+    descs += [tp.ArgsortDescriptor(element="f32", rows=rows, n=n, descending=True, layouts={"indices": TURNED})]
+    if kernel != "radix":
+        layouts = dict.fromkeys(("values", "indices"), TURNED)
+        descs += [tp.TopKDescriptor(element="i16", rows=rows, n=n, k=n - 1, layouts=layouts)]
+    for desc in descs:
+        plan = required(desc, kernel, target(where))
+        copies = [launch for launch in plan.launches if launch.kernel.__name__ == "matrix_copy_kernel"]
+        assert len(copies) == len(dict(desc.layouts))
+        assert check_plan(plan, runs=1).compared
+
+
+@pytest.mark.parametrize(
+    ("where", "kernel"),
+    [
+        pytest.param(where, kernel, marks=getattr(pytest.mark, where))
+        for where, kernel in (
+            *((where, kernel) for where in ("interpret", "gpu") for kernel in ("looped", "filtered")),
+            ("gpu", "filtered_sort"),
+        )
+    ],
+)
+def test_selections_read_copies_of_rows_that_lie_across(where: str, kernel: str, constant: SetConstant) -> None:
+    """In one stage and in two; with the results of topk as copies, and not."""
+    constant(turned, "WRITTEN_PER_US", 1e-3)
+    constant(turned, "READ_PER_US", 1e-3)
+    constant(filtered, "SPAN", 600)
+    constant(filtered, "PROGRAMS", 1)
+    for element, n in (("i8", 90), ("f64", 1300)):
+        for names in (("x",), ("x", "values", "indices")):
+            descs: list[tp.Descriptor] = [tp.TopKDescriptor(element=element, rows=33, n=n, k=7)]
+            if kernel != "filtered_sort":
+                descs += [tp.KthValueDescriptor(element=element, rows=33, n=n, k=7)]
+            for desc in descs:
+                given = [o.name for o in desc.operands() if o.name in names and len(o.shape) == 2]
+                plan = required(desc.replace(layouts=dict.fromkeys(given, TURNED)), kernel, target(where))
+                copies = [launch for launch in plan.launches if launch.kernel.__name__ == "matrix_copy_kernel"]
+                assert len(copies) == len(given)
+                assert check_plan(plan, runs=1).compared
+
+
+def test_many_results_across_rows_are_copies() -> None:
+    """Of few, or of results whose rows share sectors, the copies would take longer than they save."""
+
+    def launches(rows: int, *names: str) -> int:
+        desc = tp.SortDescriptor(element="i8", rows=rows, n=4096, layouts=dict.fromkeys(names, TURNED))
+        return len(required(desc, "block", tp.Target.preset("h200")).launches)
+
+    assert launches(2699) == 1
+    assert launches(2699, "values") == launches(2699, "indices") == 2
+    assert launches(2699, "values", "indices") == 3
+    assert launches(20, "values", "indices") == 1
+    assert launches(31, "values") == 1
+
+
+@pytest.mark.parametrize(
+    ("element", "kernel", "copies"), [("i8", "looped", 1), ("f64", "looped", 1), ("f64", "filtered", 0)]
+)
+def test_rows_that_are_read_often_are_copied(element: str, kernel: str, copies: int) -> None:
+    desc = tp.KthValueDescriptor(element=element, rows=44579, n=5376, k=512, layouts={"x": TURNED})
+    assert len(required(desc, kernel, tp.Target.preset("h200")).launches) == 1 + copies
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", ["packed", "strided"])
 @pytest.mark.parametrize(
@@ -440,10 +522,14 @@ def test_shared_memory_that_ptx_declares_is_counted(target: str) -> None:
         ("kthvalue", "bf16", 1, 249, 79, "rows"),
         ("topk", "f16", 16, 5376, 291, "filtered_sort"),
         ("kthvalue", "f32", 95359, 4096, 512, "filtered"),
+        ("topk", "bool", 17999699, 96, 63, "block"),
+        ("topk", "bf16", 1318883, 225, 128, "block"),
+        ("topk", "i64", 51, 64, 31, "block"),
     ],
 )
 def test_choices_of_selections(op: str, element: str, rows: int, n: int, k: int, kernel: str) -> None:
-    """By ``bench/results``: steps take long between warps; blocks of pairs, too; long threads leave few programs."""
+    """By ``bench/results``: steps take long between warps; blocks of pairs, too; long threads leave few programs; what
+    is ordered and what is stored overlap."""
     desc = tp.descriptor_types()[op](element=element, rows=rows, n=n, k=k)
     assert tp.plan(desc, target=tp.Target.preset("h200")).sku().kernel == kernel
 
@@ -467,8 +553,8 @@ def test_bisections_compare_with_what_torchs_do(levels: int, where: str, constan
     for n in (1, 2, 3, 4, 15, 30, 31):
         sequence = drawn(21, n).sort(1).values
         sequence[:, n - n // 3 :] = float("nan")
-        for m, turned in ((40, ("x",)), (40, ("out",)), (40, ("x", "out")), (150, ()), (11, ()), (1, ("x",))):
-            layouts = {name: tp.Layout.strided(unit_axis=0) for name in turned}
+        for m, names in ((40, ("x",)), (40, ("out",)), (40, ("x", "out")), (150, ()), (11, ()), (1, ("x",))):
+            layouts = dict.fromkeys(names, TURNED)
             desc = tp.SearchSortedDescriptor(element="f64", rows=21, n=n, m=m, right=n % 2 == 0, layouts=layouts)
             assert searching.rows_of(desc) == (16 if m == 40 else 1)
             assert searching.taken_of(desc) == {40: 0, 150: 0, 11: 2, 1: 32}[m]

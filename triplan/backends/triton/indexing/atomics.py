@@ -31,7 +31,7 @@ SECTOR_US = 35e-6
 #: Microseconds of a lone addition of 16 bits at the end of a run of pairs, and of each that meets others there: it is a
 #: compare-and-swap, but of one lane of a warp. From nine sums of bf16 and f16 with 2 to 58 of them in ``bench anywhere
 #: indexing``, seeds 1, 2, 3, 12, 14 and 51, on an H200.
-LONE_US, END_US = 0.5, 0.1
+LONE_US, END_US = 0.4, 0.1
 
 
 def applies(desc: IndexingDescriptor, target: Target) -> Support:

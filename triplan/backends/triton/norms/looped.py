@@ -20,8 +20,8 @@ LOOPED = (looped_kernels.norm_looped_kernel, looped_kernels.norm_backward_looped
 SHIFTED = (shifted_kernels.norm_shifted_kernel, shifted_kernels.norm_backward_shifted_kernel)
 CROSSED = (crossed_kernels.norm_crossed_kernel, crossed_kernels.norm_backward_crossed_kernel)
 #: Microseconds of the loops themselves; accesses of single elements in a microsecond where no vectors are loaded: of
-#: rows with gaps forward, of others forward, backward, and with gradients of weight or bias. (From drawn problems on an
-#: H200.)
+#: rows with gaps forward (or with a residual), of others forward, backward, and with gradients of weight or bias. (From
+#: drawn problems on an H200.)
 LOOP_US, SINGLE_PER_US = 0.45, (2e6, 1.4e6, 2e6, 1.3e6)
 #: The same of rows of more than LONG elements backward, of which each multiprocessor has fewer than MANY: more programs
 #: would hide each other's latencies.
@@ -41,6 +41,9 @@ SHIFTED_LONG, SHIFTED_WARPS = 5 << 14, 8
 #: Elements of a short row, and microseconds of each launch after the first backward of rows of at most as many. (From
 #: drawn problems on an H200.)
 SHORT_ROW, LATER_US = 144, 0.9
+#: ``several_per_us`` forward of f64, which has no exponentials; and backward of more than 16 bits where rows are
+#: crossed, and not centred. (From drawn problems on an H200.)
+F64_PER_US, CROSSED_WIDE_PER_US = 3000.0, 850.0
 #: What the second loop's reads cost backward where vectors are loaded.
 CACHED_SHARE = 0.05
 
@@ -55,6 +58,10 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
         self.which = SHIFTED if self.shifted() else LOOPED if self.tile.rows == 1 else CROSSED
         if self.shifted():
             self.version = 5
+        narrow, wide, narrow_backward, wide_backward = self.several_per_us
+        wide = F64_PER_US if self.element is ElementKind.F64 else wide
+        wide_backward = CROSSED_WIDE_PER_US if self.rows.crossed and not self.centred else wide_backward
+        self.several_per_us = (narrow, wide, narrow_backward, wide_backward)
         if self.backward and self.rows.vectors and not self.gradients:
             self.cached_share = CACHED_SHARE
 
@@ -89,7 +96,7 @@ class NormLooped(LoopedRows, NormEntry, ops=OPS):
             us = max(us, self.shifted_us(target)) + LOOP_US
         elif tile.rows == 1:
             busiest = -(-r.count // target.sm_count) * target.sm_count  # a program is one row
-            kind = 1 + self.backward + bool(self.gradients) if r.unit or self.backward else 0
+            kind = 1 + self.backward + bool(self.gradients) if (r.unit and not self.residual) or self.backward else 0
             few = self.backward and r.n > LONG and r.count < MANY * target.sm_count
             per_us = min(SINGLE_PER_US[kind], FEW_PER_US) if few else SINGLE_PER_US[kind]
             us = max(us + LOOP_US, self.single_us(per_us, busiest))

@@ -25,8 +25,8 @@ FEW_ROWS, SINGLE_PER_US = 4, (3.7e5, 3e5, 2e5, 1.2e5)
 #: Microseconds of reducing a gradient's sums through shared memory, between the warps that have rows of their own, at a
 #: program's end: of a sum of a warp, where vectors are loaded; and elsewhere of more than 4 and 8 rows and 4 warps.
 REDUCE_US, SINGLE_REDUCE_US = 0.0011, (1.0, 2.0)
-#: Microseconds that an element of a thread takes where no vectors are loaded: forward in short rows, and with two sums,
-#: of two operands; backward, where a thread has more than FEW_EACH.
+#: Microseconds that an element of a thread takes where no vectors are loaded: forward in short rows, and with two sums
+#: and a weight, of two operands; backward, where a thread has more than FEW_EACH.
 ELEMENT_US, BACKWARD_ELEMENT_US, FEW_EACH = (0.02, 0.05), 0.1, 8
 #: Microseconds, for each of its warps, in which a forward program exchanges a tile where rows are crossed.
 CROSSED_WARP_US = 0.08
@@ -42,8 +42,9 @@ SHORT_ELEMENT_US = 0.01
 ODD_PER_US, ODD_FROM = 3600.0, 16384
 #: How much longer than estimated rows take of which a fifth of the lanes or more has no element, where there are enough
 #: to be bound by memory: forward of centred ones in IDLE_WARPS warps, of which a multiprocessor has two programs, that
-#: wait for two sums; and backward. (From drawn problems on an H200.)
-IDLE, IDLE_WARPS = (1.2, 1.15), 16
+#: wait for two sums; and backward of 16 bits in tiles of several rows of at most IDLE_BLOCK elements. (From drawn
+#: problems on an H200.)
+IDLE, IDLE_WARPS, IDLE_BLOCK = (1.2, 1.15), 16, 2048
 #: Backward, where no vectors are loaded, so many threads share a row that each has EACH elements at most, or half as
 #: many while few share it: no lane is idle but in a row's last piece, and rows of few threads are summed within a warp.
 DIVIDED_FROM, EACH, FEW_LANES = 16, 16, (8, 16)
@@ -142,7 +143,8 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
         if not self.backward:
             odd = r.n % 2 and tile.rows > 8 and not r.crossed
             short = r.crossed or (self.weighted() and not self.centred)
-            each *= SHORT_ELEMENT_US if short else max(ODD_ELEMENT_US if odd else 0.0, ELEMENT_US[self.centred])
+            element_us = ELEMENT_US[self.centred and self.weighted()]
+            each *= SHORT_ELEMENT_US if short else max(ODD_ELEMENT_US if odd else 0.0, element_us)
             each *= len(self.moved) / 2 if r.crossed else 1.0
             crossed = CROSSED_WARP_US * tile.warps if r.crossed else 0.0
             us = super().us(target) + (each + crossed if tile.rows > 1 else 0.0)
@@ -164,7 +166,7 @@ class NormRows(WholeRows, NormEntry, ops=OPS):
             exchanges = r.crossed and tile.rows > 1 and self.each > 1
             slower = CROSSED * (CENTRED if self.centred else 1.0) if exchanges else 1.0
             us = max(us, slower * elements * card.SMS / SINGLE_PER_US[wide + 1 if wide else tile.rows > FEW_ROWS])
-        elif 5 * r.n <= 4 * tile.block:
+        elif 5 * r.n <= 4 * tile.block and self.element.itemsize == 2 and tile.block <= IDLE_BLOCK:
             us *= IDLE[True]
         reduced = SINGLE_REDUCE_US[tile.rows > 8] if tile.rows > 4 and tile.warps > 4 else 0.0
         if r.vectors:

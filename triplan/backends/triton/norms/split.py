@@ -34,6 +34,11 @@ F64_US = 1.0
 LEAST_US = 0.16
 #: ``turned_per_us`` backward where rows that are read are contiguous in one operand, and adjacent in the other.
 MIXED_PER_US = 900.0
+#: The same of more than 16 bits where rows are crossed, and not centred.
+CROSSED_WIDE_PER_US = 850.0
+#: How much longer than estimated centred rows with a residual take forward where no vectors are loaded: two operands
+#: are read twice.
+RESIDUAL = 1.3
 
 
 class NormSplit(SplitRows, NormEntry, ops=OPS):
@@ -47,6 +52,8 @@ class NormSplit(SplitRows, NormEntry, ops=OPS):
     def __init__(self, desc: NormDescriptor) -> None:
         super().__init__(desc)
         mixed = len({self.rows.is_adjacent(o) for o in self.read_first}) > 1
+        if self.rows.crossed and not self.centred:
+            self.turned_per_us = (*self.turned_per_us[:2], CROSSED_WIDE_PER_US)
         if self.gradients and self.tile.rows > 1 and mixed:
             self.turned_per_us = [MIXED_PER_US] * 3
 
@@ -81,6 +88,7 @@ class NormSplit(SplitRows, NormEntry, ops=OPS):
             us = max(us, self.single_us(per_us, self.rows.count))
         r, tile = self.rows, self.tile
         if not self.backward:
+            us *= RESIDUAL if self.centred and self.residual and not self.rows.vectors else 1.0
             return us + (F64_US if self.element is ElementKind.F64 else 0.0)
         if r.vectors or not (self.gradients or r.crossed):
             return us

@@ -33,6 +33,17 @@ CROSSED_PER_US = ((3600.0, 1800.0), (3200.0, 1800.0), (3000.0, 1000.0))
 #: And where neighbours are adjacent in every operand, but are not accessed by vectors; forward and backward. (Of those
 #: that are, too few were drawn to change the rates of any rows.)
 SINGLE_ADJACENT_PER_US = (3200.0, 1800.0, 2000.0, 1500.0)
+#: As CROSSED_PER_US, of 16 bits where every operand is accessed by vectors of 16 bytes: where rows are not contiguous
+#: in the operand that is read, and where they are. And backward, where all operands but one at most are accessed by
+#: vectors of any length.
+VECTORS_PER_US, BACKWARD_VECTORS_PER_US = (4000.0, 4500.0), 2600.0
+#: Backward, of more bits, where rows are contiguous in all that is read, and only written ones are exchanged.
+WRITTEN_ACROSS_PER_US = 1000.0
+#: Of f64: forward of rows that are contiguous in what is read; and backward of softmax, which has no exponential, where
+#: neighbours are adjacent in every operand.
+F64_CROSSED_PER_US, F64_ADJACENT_PER_US = 1750.0, 3000.0
+#: Elements of 16 bits that a multiprocessor has in a microsecond forward, of rows that have gaps.
+GAPPED_PER_US = 3200.0
 #: Warps of tiles of several rows that a multiprocessor holds: a thread has about 64 registers.
 SEVERAL_WARPS = 32
 #: What the second loop's reads cost; and where vectors are loaded, backward, and forward of so many elements and rows.
@@ -58,19 +69,36 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
 
     def __init__(self, desc: AnySoftmaxDescriptor) -> None:
         super().__init__(desc)
-        if not self.rows.across:  # neighbouring rows are adjacent in some operands alone
-            written = all(self.rows.vector_bytes(o) == 16 for o in self.rows.operands if o.is_written)
-            along = any(map(self.rows.is_along, self.read_first))
-            forward = CROSSED_PER_US[2 if along else not written]
-            self.several_per_us = (*forward, 2500.0, 1500.0)
-        elif any(self.rows.vector_bytes(o) < 16 for o in self.rows.operands):
-            self.several_per_us = SINGLE_ADJACENT_PER_US
+        self.several_per_us = self.elements_per_us()
         r, narrow = self.rows, self.element.itemsize == 2
         cached = self.backward or (narrow and r.n > CACHED_FROM and r.count >= CACHED_ROWS)
         self.cached_share = CACHED_SHARE[cached and (r.vectors or self.shifted())]
         if self.shifted():
             self.which, self.version = (kernels.softmax_shifted_kernel, kernels.softmax_backward_shifted_kernel), 3
             self.resident = 1 if self.tile.warps > 16 else 2
+
+    def elements_per_us(self) -> tuple[float, float, float, float]:
+        """``several_per_us``."""
+        r, f64 = self.rows, self.element is ElementKind.F64
+        vectors = [r.vector_bytes(o) for o in r.operands]
+        forward, wide, backward, backward_wide = 2500.0, 1800.0, 2500.0, 1500.0
+        if not r.across:  # neighbouring rows are adjacent in some operands alone
+            written = all(r.vector_bytes(o) == 16 for o in r.operands if o.is_written)
+            along = any(map(r.is_along, self.read_first))
+            forward, wide = CROSSED_PER_US[2 if along else not written]
+            if min(vectors) == 16:
+                forward = VECTORS_PER_US[along]
+            if along and f64:
+                wide = F64_CROSSED_PER_US
+            if all(map(r.is_along, self.read_first)) and not f64:
+                backward_wide = WRITTEN_ACROSS_PER_US
+        elif min(vectors) < 16:
+            forward, wide, backward, backward_wide = SINGLE_ADJACENT_PER_US
+        if r.across and f64 and not self.desc.op.startswith("log_"):
+            backward_wide = F64_ADJACENT_PER_US
+        if self.by_vectors():
+            backward = BACKWARD_VECTORS_PER_US
+        return forward, wide, backward, backward_wide
 
     def shiftable(self) -> bool:
         return self.rows.begins_alike()
@@ -105,6 +133,8 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
             if r.unit and (narrow or not self.backward):
                 us *= ODD_ROWS[self.backward]
             us = max(us, r.n / SINGLE_PER_US[self.backward][r.unit])
+            if narrow and not (self.backward or r.unit):
+                us = max(us, r.n * r.count / target.sm_count / GAPPED_PER_US)
             if narrow and not self.backward and all(o.layout.packed for o in r.operands):
                 us = max(us, r.n * r.count / target.sm_count / ODD_PER_US)
         if self.element is ElementKind.F64 and self.tile.rows == 1 and not self.backward:

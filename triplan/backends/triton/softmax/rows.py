@@ -34,9 +34,10 @@ MOST_BESIDE, SHORT_BYTES = 256, 4096
 #: Elements of a row and its neighbours up to which programs go on to the next ones: half of SEVERAL. Neighbours that
 #: fill more of a tile are faster by themselves.
 FEW_AMONG = 512
-#: Time of long rows that leave a quarter or more of the lanes empty, relative to the estimate, forward and backward: if
-#: there are more rows than multiprocessors. And the shortest tile of such rows. From drawn problems on an H200.
-IDLE, IDLE_FROM = (1.07, 1.15), 8192
+#: Time of long rows that leave a quarter or more of the lanes empty, relative to the estimate, forward, backward, and
+#: backward of log_softmax: if there are more rows than multiprocessors. And the shortest tile of such rows. From drawn
+#: problems on an H200.
+IDLE, IDLE_FROM = (1.07, 1.03, 1.15), 8192
 #: Elements of 16 bits that a multiprocessor has in a microsecond forward, of rows that threads load one by one, by the
 #: length of the tile: two programs of the shorter one are resident, and one of the longer. From drawn problems on an
 #: H200.
@@ -45,10 +46,13 @@ ODD_PER_US = {16384: 5700.0, 32768: 4050.0}
 #: maximum, and then its sum. (The estimate of the backward, which has one reduction, is long enough without.) From
 #: drawn problems on an H200.
 EXCHANGE_US = 0.13
+#: Elements of f64 that a multiprocessor has in a microsecond forward, of the longest tile, if it has more than two such
+#: programs. And bytes that one program backward moves in a microsecond if it is alone, and loads vectors. (From drawn
+#: problems on an H200, as the next ones.)
+LONGEST_F64, F64_PER_US, LONE_BYTES_PER_US = 8192, 1100.0, 1e5
 #: Of tiles whose rows are adjacent in some operands alone: elements that a program alone exchanges in a microsecond, of
-#: rows that there are not, too; and elements of a multiprocessor in one, forward and backward. (From drawn problems on
-#: an H200.)
-CROSSED_EACH, CROSSED_PER_US = 4300.0, (3400.0, 2600.0)
+#: rows that there are not, too, and elements of a multiprocessor in one; each forward and backward.
+CROSSED_EACH, CROSSED_PER_US = (4300.0, 3000.0), (3400.0, 2600.0)
 #: Elements of such a tile at most, forward and backward: of larger ones, with as many a thread, fewer are resident.
 CROSSED_TILE = (2048, 4096)
 
@@ -122,13 +126,20 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
         if not self.backward and single and tile.block in ODD_PER_US:
             us = max(us, self.rows.n * self.rows.count / target.sm_count / ODD_PER_US[tile.block])
         full = self.programs() > target.sm_count
+        if self.backward and self.rows.vectors and tile.rows == 1 and not full:
+            nbytes = sum(self.traffic())
+            us = max(self.programs() * nbytes / card.BYTES_PER_US, nbytes / LONE_BYTES_PER_US)
+        many = self.programs() > 2 * target.sm_count
+        if many and self.element is ElementKind.F64 and not self.backward and tile.block == LONGEST_F64:
+            us = max(us, tile.block * self.rows.count / target.sm_count / F64_PER_US)
         if full and self.rows.vectors and tile.block >= IDLE_FROM and 4 * self.rows.n <= 3 * tile.block:
-            us *= IDLE[self.backward]
+            us *= IDLE[self.backward * (1 + self.desc.op.startswith("log_"))]
         if self.rows.is_strided() and tile.rows == 1:
-            return max(us, -(-self.programs() // target.sm_count) * self.gapped_us())
+            resident = max(card.SM_WARPS // tile.warps, 1) * target.sm_count
+            return max(us, -(-self.programs() // resident) * self.gapped_us())
         if not self.rows.crossed or tile.rows == 1:
             return us
-        alone = tile.rows * tile.block / CROSSED_EACH
+        alone = tile.rows * tile.block / CROSSED_EACH[self.backward]
         return max(us, alone, self.tiles_us(tile, self.programs(), CROSSED_PER_US[self.backward], target, 0.0))
 
     def pieces(self) -> int:

@@ -31,6 +31,11 @@ class SoftmaxEntry(Entry):
             return None
         return tile_of(rows, block, self.element.itemsize)
 
+    def by_vectors(self) -> bool:
+        """Whether tiles of several rows access all operands, but one at most, several elements at a time."""
+        singly = [self.rows.vector_bytes(o) <= o.element.itemsize for o in self.rows.operands]
+        return sum(singly) <= 1
+
     def gapped_us(self) -> float:
         """Microseconds in which a program reads a tile of one row with gaps."""
         read = all(o.is_written or self.rows.is_along(o) for o in self.rows.operands)

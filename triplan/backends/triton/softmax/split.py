@@ -23,6 +23,12 @@ ODD_ROWS = 1.2
 #: is as of more bits. (This and what follows: from drawn problems on an H200. Among them were too few of neighbours
 #: that are adjacent in every operand and accessed by vectors: these keep the rate of more bits, merging included.)
 NARROW_PER_US, LONE_BLOCK = 3000.0, 4096
+#: ``turned_per_us`` backward of 16 bits where all operands but one at most are accessed by vectors.
+VECTORS_PER_US = 2500.0
+#: F64_SLOWDOWN backward without an exponential, and where neighbours are adjacent in all operands.
+F64_BACKWARD = (2.0, 2.2)
+#: Elements of f64 that a multiprocessor has in a microsecond forward, if the last launch alone has tiles of more rows.
+F64_PER_US = 600.0
 #: Elements that a program has in a microsecond forward, in both launches, of tiles of several rows that are
 #: exchanged between threads, if it is alone on a multiprocessor.
 ALONE_PER_US = 2000.0
@@ -47,8 +53,10 @@ class SoftmaxSplit(SplitRows, SoftmaxEntry, ops=OPS):
         self.narrow = apart and self.element.itemsize == 2 and (first.rows > 1 or first.block < LONE_BLOCK)
         if self.narrow:
             forward = NARROW_PER_US
+        if self.by_vectors():
+            backward = VECTORS_PER_US
         if self.element is ElementKind.F64 and desc.op == "softmax_backward":
-            wide *= F64_SLOWDOWN / 2  # there is no exponential: memory is the limit
+            wide *= F64_SLOWDOWN / F64_BACKWARD[r.across]  # (memory is the limit)
         self.turned_per_us = (forward, backward, wide)
 
     def find_rows(self, desc: RowsDescriptor) -> Rows:
@@ -68,6 +76,8 @@ class SoftmaxSplit(SplitRows, SoftmaxEntry, ops=OPS):
             return us
         if self.rows.crossed and first.rows > 1:
             us = max(us, first.rows * first.block / ALONE_PER_US)
+        if self.element is ElementKind.F64 and first.rows == 1 and last.rows > 1:
+            us = max(us, self.rows.n * self.rows.count / target.sm_count / F64_PER_US)
         merged = last.rows * ceil_power(self.blocks())  # also of rows that a tile lacks
         if self.narrow and last.rows > 1 and MOST_MERGED // 2 < merged <= MOST_MERGED:
             us += self.rows.programs(*self.finish()) / target.sm_count * merged / MERGED_PER_US

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from triplan.backends.runtime.launch import Int, Launch
-from triplan.backends.triton.common.card import LAUNCH_US, SECTOR
+from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power
 from triplan.backends.triton.common.tiles import fits_grid, waves_us
-from triplan.backends.triton.sorting import block_kernels as kernels
+from triplan.backends.triton.sorting import block_kernels as kernels, turned
 from triplan.backends.triton.sorting.shared import (
     SELECTIONS,
     SORTS,
@@ -17,6 +17,7 @@ from triplan.backends.triton.sorting.shared import (
     kept_args,
     kept_of,
     key_constants,
+    overlapped,
     row_args,
     sorting_kernel,
 )
@@ -28,15 +29,19 @@ LONGEST = 4096
 WARPS = 8
 #: Elements of a thread at least, where a row has so many. Untuned.
 ITEMS = 8
-# Fitted to ``bench anywhere sorting``, seeds 1, 2, 3, 13 and 51, on an H200, by a script that is not published:
-#: Elements that a multiprocessor orders by one digit in a microsecond. Fitted was 4400; set by hand: of values from
-#: 2400 to 4400, those up to 3200 choose best, also at seed 14, which none was fitted to.
-SM_ORDERED_PER_US = 3200
+# Fitted to drawn problems of more than 1500 rows on an H200, by a script that is not published:
+#: Elements that a multiprocessor orders by one digit in a microsecond: in programs of up to four warps, and of eight.
+#: (Both set by hand, somewhat below what was fitted: select then chooses best.)
+ORDERED_PER_US, ORDERED_BY_EIGHT_PER_US = 3200, 2600
 #: The same of several programs whose threads have more than ITEMS elements: registers have room for two of these, not
-#: for three. From drawn problems on an H200.
-SM_LONG_PER_US = 2400
+#: for three.
+SM_LONG_PER_US = 2200
 #: Microseconds of a multiprocessor for each program, and for a warp's counters of one digit.
-PROGRAM_US, COUNTERS_US = 0.025, 0.025
+PROGRAM_US, COUNTERS_US = 0.022, 0.032
+#: How often a row that lies across memory seems to be read: threads have all of it on its way at once.
+READS = 0.5
+#: Exponent of the p-norm that combines ordering and memory traffic, which overlap in many programs; inf is max().
+OVERLAP = 3
 #: Microseconds of a digit that a program alone waits for: counters are cleared, summed and read again, elements
 #: exchanged, each behind a barrier. And for each element of a thread: the next one waits for its warp's counters.
 DIGIT_US, ITEM_US = 0.09, 0.075
@@ -58,11 +63,10 @@ def supports(desc: Ordered, target: Target) -> Support:
 
 
 def rank(desc: Ordered, target: Target) -> float:
-    outputs = [o for o in desc.operands() if o.is_written]
-    # A program writes one row, which may take a sector of each place.
-    written = sum(SECTOR if len(o.shape) > 1 and o.layout.unit_axis == 0 else o.element.itemsize for o in outputs)
+    written = sum(o.element.itemsize for o in desc.operands() if o.is_written)
     moved = desc.n * desc.element.itemsize + kept_of(desc)[1] * written
-    return LAUNCH_US + waves_us(max(desc.rows, 1), moved, target) + ordered_us(desc, desc.n, target)
+    us = overlapped(OVERLAP, waves_us(max(desc.rows, 1), moved, target), ordered_us(desc, desc.n, target))
+    return LAUNCH_US + us + turned.across_us(desc, READS)
 
 
 def ordered_us(desc: Ordered, n: int, target: Target) -> float:
@@ -70,14 +74,18 @@ def ordered_us(desc: Ordered, n: int, target: Target) -> float:
     latency."""
     warps, items = shape_of(n)
     digits = desc.element.itemsize * (WIDE if desc.element.itemsize == 8 else 1)
-    per_us = SM_LONG_PER_US if items > ITEMS and desc.rows > target.sm_count else SM_ORDERED_PER_US
+    per_us = ORDERED_PER_US if warps < WARPS else ORDERED_BY_EIGHT_PER_US
+    if items > ITEMS and desc.rows > target.sm_count:
+        per_us = SM_LONG_PER_US
     each = PROGRAM_US + digits * (32 * warps * items / per_us + warps * COUNTERS_US)
     return max(-(-desc.rows // target.sm_count) * each, digits * (DIGIT_US + items * ITEM_US))
 
 
 def _block(desc: Ordered, target: Target) -> list[Launch]:
-    if desc.rows * kept_of(desc)[1] == 0:
-        return []
+    return turned.launches(desc, _launches, 0, READS) if desc.rows * kept_of(desc)[1] else []
+
+
+def _launches(desc: Ordered) -> list[Launch]:
     first, kept = kept_args(desc)
     args = {**row_args(desc), "order": None, "order_strides": None, "n": Int(desc.n), "first": first, "kept": kept}
     return [sort_launch(desc, desc.n, args)]
@@ -91,4 +99,12 @@ def sort_launch(desc: Ordered, n: int, args: dict[str, Any]) -> Launch:
 
 
 for _op in SORTS + SELECTIONS:
-    sorting_kernel(op=_op, name="block", supports=supports, rank=rank, features=("gluon",), interpretable=False)(_block)
+    sorting_kernel(
+        op=_op,
+        name="block",
+        supports=supports,
+        rank=rank,
+        workspace=lambda desc, target: turned.nbytes(desc, READS),
+        features=("gluon",),
+        interpretable=False,
+    )(_block)

@@ -6,6 +6,7 @@ Long rows are divided between programs, if they are few; a second launch takes t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from math import log2
 
@@ -13,7 +14,7 @@ from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US, SM_BYTES_PER_US
 from triplan.backends.triton.common.offsets import ceil_power, padded_bytes
 from triplan.backends.triton.common.tiles import fits_grid
-from triplan.backends.triton.sorting import filtered_kernels as kernels
+from triplan.backends.triton.sorting import filtered_kernels as kernels, turned
 from triplan.backends.triton.sorting.shared import (
     MOST,
     SELECTIONS,
@@ -52,6 +53,8 @@ OWN, WARP_OTHERS = 128, 2
 #: Registers of a thread at most: four programs of 8 warps share a multiprocessor. Left alone, ptxas takes 40 in some
 #: binaries of few warps, and spills two.
 REGISTERS = 64
+#: How often x is read; the columns that are read again are few.
+READS = 1
 #: Columns that parts are multiples of, so that they are read in vectors.
 ALIGNED = 64
 #: Columns of a part at least. Untuned.
@@ -155,7 +158,7 @@ def supports(desc: Selection, target: Target) -> Support:
 
 
 def rank(desc: Selection, target: Target) -> float:
-    return filtered_us(desc, stages(desc, target), target)
+    return filtered_us(desc, stages(desc, target), target) + turned.across_us(desc, READS)
 
 
 def filtered_us(desc: Selection, found: list[Stage], target: Target) -> float:
@@ -216,13 +219,20 @@ def buffers_of(desc: Selection, found: list[Stage]) -> Buffers:
 
 def workspace(desc: Selection, target: Target) -> int:
     """Up to where the last stage would store: it stores to the results."""
-    *_, last = found = stages(desc, target)
-    return buffers_of(desc, found).taken[-1][0] if desc.rows * last.k else 0
+    return _stages_bytes(desc, target) + turned.nbytes(desc, READS) if desc.rows * desc.k else 0
+
+
+def _stages_bytes(desc: Selection, target: Target) -> int:
+    return buffers_of(desc, stages(desc, target)).taken[-1][0]
 
 
 def _filtered(desc: Selection, target: Target) -> list[Launch]:
     if desc.rows * desc.k == 0:
         return []
+    return turned.launches(desc, partial(_launches, target), _stages_bytes(desc, target), READS)
+
+
+def _launches(target: Target, desc: Selection) -> list[Launch]:
     _, values, indices = desc.operands()
     to: dict[str, Arg] = {"values": bits(values), "indices": bits(indices)}
     to |= {"values_strides": row_strides(values), "indices_strides": row_strides(indices)}

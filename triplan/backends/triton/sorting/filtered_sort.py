@@ -5,10 +5,14 @@ For more elements than are soon ranked by comparing all pairs.
 
 from __future__ import annotations
 
+from functools import partial
+
 from triplan.backends.runtime.launch import Int, Launch
 from triplan.backends.triton.common.card import LAUNCH_US
+from triplan.backends.triton.sorting import turned
 from triplan.backends.triton.sorting.block import ordered_us, sort_launch
 from triplan.backends.triton.sorting.filtered import (
+    READS,
     Stage,
     buffers_of,
     filter_launches,
@@ -26,11 +30,16 @@ def _stages(desc: TopKDescriptor, target: Target) -> list[Stage]:
 
 
 def rank(desc: TopKDescriptor, target: Target) -> float:
-    return filtered_us(desc, _stages(desc, target), target) + LAUNCH_US + ordered_us(desc, desc.k, target)
+    found = filtered_us(desc, _stages(desc, target), target) + LAUNCH_US + ordered_us(desc, desc.k, target)
+    return found + turned.across_us(desc, READS)
 
 
 def workspace(desc: TopKDescriptor, target: Target) -> int:
-    return buffers_of(desc, _stages(desc, target)).size if desc.rows * desc.k else 0
+    return _stages_bytes(desc, target) + turned.nbytes(desc, READS) if desc.rows * desc.k else 0
+
+
+def _stages_bytes(desc: TopKDescriptor, target: Target) -> int:
+    return buffers_of(desc, _stages(desc, target)).size
 
 
 @sorting_kernel(
@@ -45,6 +54,10 @@ def workspace(desc: TopKDescriptor, target: Target) -> int:
 def filtered_sort(desc: TopKDescriptor, target: Target) -> list[Launch]:
     if desc.rows * desc.k == 0:
         return []
+    return turned.launches(desc, partial(_launches, target), _stages_bytes(desc, target), READS)
+
+
+def _launches(target: Target, desc: TopKDescriptor) -> list[Launch]:
     launches, taken = filter_launches(desc, _stages(desc, target), None)
     args = {**row_args(desc), **taken, "n": Int(desc.k), "first": None, "kept": None}
     return [*launches, sort_launch(desc, desc.k, args)]

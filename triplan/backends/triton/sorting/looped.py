@@ -6,7 +6,7 @@ from triplan.backends.runtime.launch import Int, Launch, Scratch, power_of_two_i
 from triplan.backends.triton.common.card import LAUNCH_US, SM_BYTES_PER_US, SM_WARPS, SMS
 from triplan.backends.triton.common.offsets import ceil_power, padded_bytes
 from triplan.backends.triton.common.tiles import fits_grid
-from triplan.backends.triton.sorting import looped_kernels as kernels
+from triplan.backends.triton.sorting import looped_kernels as kernels, turned
 from triplan.backends.triton.sorting.shared import MOST, Selection, key_constants, key_element, row_args, sorting_kernel
 from triplan.descriptors import KthValueDescriptor, TopKDescriptor
 from triplan.sku import ElementKind, Support, Target
@@ -56,7 +56,12 @@ def rank(desc: Selection, target: Target) -> float:
         each = SM_TAKEN_US + pairs * PAIR_US
     each += counted_us
     alone = (digits + 1) * (PASS_US + desc.n * size / SM_BYTES_PER_US) + counted_us + pairs * PAIR_ALONE_US
-    return LAUNCH_US + max(alone, -(-desc.rows // target.sm_count) * each)
+    return LAUNCH_US + max(alone, -(-desc.rows // target.sm_count) * each) + turned.across_us(desc, reads_of(desc))
+
+
+def reads_of(desc: Selection) -> int:
+    """How often x is read: for each digit, and for what is taken."""
+    return digits_of(desc) + 1
 
 
 def digits_of(desc: Selection) -> int:
@@ -76,10 +81,16 @@ def block_of(desc: Selection) -> tuple[int, int]:
     return block, max(block // 256, 1)
 
 
-@sorting_kernel(op="kthvalue", name="looped", supports=supports, rank=rank)
+def _copied_bytes(desc: Selection, target: Target) -> int:
+    return turned.nbytes(desc, reads_of(desc))
+
+
+@sorting_kernel(op="kthvalue", name="looped", supports=supports, rank=rank, workspace=_copied_bytes)
 def kthvalue(desc: KthValueDescriptor, target: Target) -> list[Launch]:
-    if desc.rows == 0:
-        return []
+    return turned.launches(desc, _kthvalue, 0, reads_of(desc)) if desc.rows else []
+
+
+def _kthvalue(desc: KthValueDescriptor) -> list[Launch]:
     block, warps = block_of(desc)
     args = {
         **row_args(desc),
@@ -90,15 +101,21 @@ def kthvalue(desc: KthValueDescriptor, target: Target) -> list[Launch]:
     return [Launch(kernels.kth_kernel, desc.rows, args, constants, num_warps=warps, max_registers=REGISTERS)]
 
 
-def workspace(desc: TopKDescriptor, target: Target) -> int:
+def _taken_bytes(desc: TopKDescriptor) -> int:
     taken = desc.rows * desc.k
     return padded_bytes(taken * key_element(desc).itemsize) + padded_bytes(4 * taken)
 
 
+def workspace(desc: TopKDescriptor, target: Target) -> int:
+    return _taken_bytes(desc) + _copied_bytes(desc, target) if desc.rows * desc.k else 0
+
+
 @sorting_kernel(op="topk", name="looped", supports=supports, rank=rank, workspace=workspace)
 def topk(desc: TopKDescriptor, target: Target) -> list[Launch]:
-    if desc.rows * desc.k == 0:
-        return []
+    return turned.launches(desc, _topk, _taken_bytes(desc), reads_of(desc)) if desc.rows * desc.k else []
+
+
+def _topk(desc: TopKDescriptor) -> list[Launch]:
     block, warps = block_of(desc)
     args = {
         **row_args(desc),

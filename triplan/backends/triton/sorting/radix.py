@@ -8,7 +8,7 @@ from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, Scratch, powe
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power, padded_bytes
 from triplan.backends.triton.common.tiles import fits_grid
-from triplan.backends.triton.sorting import radix_kernels as kernels, shared_kernels
+from triplan.backends.triton.sorting import radix_kernels as kernels, shared_kernels, turned
 from triplan.backends.triton.sorting.shared import (
     MOST,
     SORTS,
@@ -30,6 +30,8 @@ THREAD = 16
 THREAD_MOVES = 8
 #: Registers of a thread that moves them, at most. Left alone, ptxas takes 64 in some binaries for sm80, and spills two.
 MOVING_REGISTERS = 80
+#: How often x is read: to be sorted by the first digit, and to be moved.
+READS = 2
 #: Counts that a program scans at a time. Untuned.
 SCANNED = 4096
 #: Elements that a multiprocessor sorts within tiles in a microsecond: each takes about 180 instructions of integers, of
@@ -65,7 +67,7 @@ def rank(desc: Sorted, target: Target) -> float:
     numel = tiles * tile_of(desc)
     moved = numel * (3 * desc.element.itemsize + 12) / BYTES_PER_US
     sorts = max(tiles / target.sm_count, 1.0) * tile_of(desc) / SM_SORTED_PER_US
-    return passes_of(desc) * (3 * LAUNCH_US + moved + sorts)
+    return passes_of(desc) * (3 * LAUNCH_US + moved + sorts) + turned.across_us(desc, READS)
 
 
 def parts_of(desc: Sorted) -> tuple[list[int], int, int, int]:
@@ -80,12 +82,14 @@ def parts_of(desc: Sorted) -> tuple[list[int], int, int, int]:
 
 
 def workspace(desc: Sorted, target: Target) -> int:
-    return parts_of(desc)[3] if desc.rows * desc.n else 0
+    return parts_of(desc)[3] + turned.nbytes(desc, READS) if desc.rows * desc.n else 0
 
 
 def _radix(desc: Sorted, target: Target) -> list[Launch]:
-    if desc.rows * desc.n == 0:
-        return []
+    return turned.launches(desc, _launches, parts_of(desc)[3], READS) if desc.rows * desc.n else []
+
+
+def _launches(desc: Sorted) -> list[Launch]:
     given = {o.name: o for o in desc.operands()}
     element = integers(desc.element)
     begins, lanes_at, counts_at, _ = parts_of(desc)

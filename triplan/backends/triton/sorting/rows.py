@@ -16,6 +16,7 @@ from triplan.backends.triton.sorting.shared import (
     kept_args,
     kept_of,
     key_constants,
+    overlapped,
     row_args,
     sorting_kernel,
 )
@@ -32,11 +33,14 @@ ITEMS = 8
 VECTOR_BYTES = 16
 #: Registers of a thread at most. Left alone, ptxas takes 40 in some binaries for sm80, and spills a few.
 REGISTERS = 128
-# Fitted to ``bench anywhere sorting``, seeds 1, 2, 3, 13 and 51, on an H200, by a script that is not published:
-#: Microseconds of a multiprocessor with many programs for each element: to read and store it, and for a step of a
-#: bitonic sort, in which it is compared with one that this thread holds, this warp, or another one, by shared memory.
-#: Twice as much for each step of packed integers of 64 bits.
-ELEMENT_US, OWN_US, LANE_US, SHARED_US = 3.2e-4, 1.4e-5, 2.8e-5, 5e-4
+# Fitted to drawn problems of more rows than programs run at a time on an H200, by a script that is not published:
+#: Microseconds of a multiprocessor with many programs for each element: to read and store it, for each access after
+#: the first by which a thread reads its elements, and for a step of a bitonic sort, in which it is compared with one
+#: that this thread holds, this warp, or another one, by shared memory. Steps of packed integers of 64 bits take twice
+#: as long.
+ELEMENT_US, FURTHER_US, OWN_US, LANE_US, SHARED_US = 3.2e-4, 4e-6, 2.6e-5, 1.2e-5, 4.7e-4
+#: Exponent of the p-norm that combines these and memory traffic, which overlap in many programs; inf is max().
+OVERLAP = 2.5
 #: Microseconds that a program alone takes of packed integers of 32 bits: besides steps, for each step in a warp, and of
 #: each warp in each step between warps; of threads of ITEMS elements, and less by the square of a part of them. Of 64
 #: bits twice as long, as each step has twice as many instructions. And for each access after the first by which a
@@ -94,11 +98,12 @@ def rank(desc: Ordered, target: Target) -> float:
     own, lanes, shared = steps_of(desc)
     wide = {4: 2, 8: 4}.get(size, 1)  # (8: each half of a key in turn)
     steps_us = wide * (own * OWN_US + lanes * LANE_US + shared * SHARED_US)
-    each = rows * block * (ELEMENT_US + steps_us)
+    each = rows * block * (ELEMENT_US + (split_of(desc) - 1) * FURTHER_US + steps_us)
     part, warps = (held_of(desc) / ITEMS) ** 2, warps_of(desc)
     alone = wide * (part * (ALONE_US + lanes * LANE_ALONE_US) + shared * warps * SHARED_ALONE_US)
     alone += (split_of(desc) - 1) * ACCESS_US + (BETWEEN_US if size == 8 else 0.0)
-    return LAUNCH_US + max(waves_us(programs, moved, target), -(-programs // target.sm_count) * each, alone)
+    us = overlapped(OVERLAP, waves_us(programs, moved, target), -(-programs // target.sm_count) * each)
+    return LAUNCH_US + max(us, alone)
 
 
 def _rows(desc: Ordered, target: Target) -> list[Launch]:

@@ -20,12 +20,13 @@ def comparable(v):
 
 
 @jit
-def _value(sequence, sorter, sequence_step, sorter_step, place, n):
-    """The element at ``place`` of a sequence of n, in the order of ``sorter`` if there is one."""
+def _value(sequence, sorter, sequence_step, sorter_step, place, n, known=None):
+    """The element at ``place`` of a sequence of n, in the order of ``sorter`` if there is one; anything if not
+    ``known``."""
     if sorter is not None:
-        place = tl.load(sorter + axis_offset(place, sorter_step))
+        place = tl.load(sorter + axis_offset(place, sorter_step), mask=known)
         place = tl.minimum(tl.maximum(place, 0), n - 1)
-    return comparable(tl.load(sequence + axis_offset(place, sequence_step)))
+    return comparable(tl.load(sequence + axis_offset(place, sequence_step), mask=known))
 
 
 @jit
@@ -146,9 +147,9 @@ def searchsorted_kernel(
         is_above = _is_above(_value(sequence, sorter, sequence_step, sorter_step, middle, n), v, RIGHT)
         low = tl.where(is_above, low, middle + 1)
         count = tl.where(is_above, half, count - half - 1)
-    if n > 0:
-        last = _value(sequence, sorter, sequence_step, sorter_step, tl.minimum(low, n - 1), n)
-        low += ((count > 0) & (_is_above(last, v, RIGHT) == 0)).to(low.dtype)
+    is_left = known & (count > 0)
+    last = _value(sequence, sorter, sequence_step, sorter_step, low, n, is_left)
+    low += (is_left & (_is_above(last, v, RIGHT) == 0)).to(low.dtype)
     found = low.to(out.dtype.element_ty)
     if ROWS > 1 and out_strides[0] is None:
         tl.store(out + (tile_row + axis_offset(tile_col, out_strides[1])), found.reshape(ROWS, COLS), mask=tile_known)
