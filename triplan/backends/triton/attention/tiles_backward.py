@@ -23,7 +23,7 @@ from triplan.descriptors import AttentionBackwardDescriptor, packed_strides
 from triplan.sku import Support, Target
 
 #: Of the entry and of its numerics ids.
-VERSION = 8
+VERSION = 9
 #: As those of the forward op, but operands of a step are loaded before it. Of parts and f64 from a few problems each:
 #: steps of parts wait for one thing after another, so that they take about as long with more queries or keys.
 PACES = {

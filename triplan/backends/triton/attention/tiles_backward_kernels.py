@@ -161,7 +161,7 @@ def attention_dq_kernel(
         key = at + tl.arange(0, BLOCK_K)
         y = load_parts(k, k_strides, key, keys, HEAD, BLOCK_D, False, PARTS)
         product = multiply(x, transposed(y), PRECISION, ACC)
-        s, bent = scores_of(
+        s, steepness = scores_of(
             product,
             query[:, None],
             key[None, :],
@@ -188,7 +188,7 @@ def attention_dq_kernel(
             dp = tl.where(dropped_of(draw, drawn + query, at, BLOCK_K, False), 0.0, dp * draw[4])
         ds = exponential(s - most[:, None]) * (dp - row[:, None])
         if CAPPED:
-            ds *= 1.0 - bent * bent
+            ds *= steepness
         acc = accumulate(acc, ds, y, PRECISION, ACC)
     store_chunks(head_pointer(dq, dq_strides, batch, head), dq_strides, query, queries, acc, scale, HEAD, BLOCK_D)
 
@@ -296,7 +296,7 @@ def attention_dkdv_kernel(
         mask_head = mask
         if MASK is not None:
             mask_head = head_pointer(mask, mask_strides, batch, head)
-        s, bent = scores_of(
+        s, steepness = scores_of(
             product,
             query[None, :],
             key[:, None],
@@ -332,7 +332,7 @@ def attention_dkdv_kernel(
         row = load_row(delta, delta_strides, batch, head, query, queries, 0.0)
         ds = p * (dp - row[None, :])
         if CAPPED:
-            ds *= 1.0 - bent * bent
+            ds *= steepness
         of_k = accumulate(of_k, ds, x, PRECISION, ACC)
     store_chunks(head_pointer(dk, dk_strides, batch, own), dk_strides, key, keys, of_k, scale, HEAD, BLOCK_D)
     factor = 1.0
