@@ -53,7 +53,7 @@ def test_what_is_copied(fields: dict[str, Any], copied: str, nbytes: int) -> Non
         outputs = len(names & {"dq", "dk", "dv"})
         launched = [x.kernel.__name__ for x in plan.launches]
         others = [x.kernel.__name__ for x in own.launches]
-        before, after = ["rows_copy_kernel"] * (len(names) - outputs), ["rows_copy_kernel"] * outputs
+        before, after = ["matrix_copy_kernel"] * (len(names) - outputs), ["matrix_copy_kernel"] * outputs
         assert launched == [*before, *others, *after]
         assert plan.workspace_size() == nbytes + own.workspace_size()
 
@@ -156,7 +156,7 @@ def emulated(plan: tp.Plan[Any, Any], x: dict[str, torch.Tensor]) -> None:
     for launch in plan.launches:
         if launch.kernel.__name__ == "attention_rows_kernel":
             fill_rows(x, workspace[end:], launch.args["rounded"].value)
-        elif launch.kernel.__name__ != "rows_copy_kernel":
+        elif launch.kernel.__name__ != "matrix_copy_kernel":
             emulate(launch, x, workspace)
     for copy in copies.moved(desc):
         if copy.operand.is_written:
