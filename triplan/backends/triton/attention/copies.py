@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 from triplan.backends.runtime.launch import Arg, Copy, Int, Launch, Scratch, power_of_two_in
 from triplan.backends.triton.attention.tma import VECTOR, unmappable
 from triplan.backends.triton.common.copied import on_copies
-from triplan.backends.triton.common.copied_kernels import matrix_copy_kernel
+from triplan.backends.triton.common.copied_kernels import matrices_copy_kernel
 from triplan.backends.triton.common.offsets import bits, ceil_power, divisor, padded_bytes
 from triplan.backends.triton.common.strides import Along, continues, known_strides, stride_arg
 from triplan.backends.triton.common.tiles import fits_grid
@@ -25,9 +26,11 @@ ELEMENTS, MOST_COLUMNS = 4096, 128
 LEAST_ROWS = 16
 #: Bytes per microsecond that a copy reads and writes, by least squares over bench/results/anywhere-attention-*.
 COPIED_BYTES_PER_US = 2.0e6
-#: Microseconds of a copy besides: the next launch waits for its results. From 2 to 44 queries in
-#: bench/results/anywhere-attention-*.
+#: Microseconds of a launch of copies besides: the next one waits for its results. From 2 to 44 queries in
+#: bench/results/anywhere-attention-*, where each copy had its own launch.
 COPY_US = 1.8
+#: What each operand of such a launch adds. Untuned, rather too much: other kernels need no workspace.
+OPERAND_US = 0.8
 
 
 class Axis(NamedTuple):
@@ -86,6 +89,11 @@ class RowsCopy(NamedTuple):
         return best, (rows[best], columns)
 
     @property
+    def block(self) -> tuple[int, int]:
+        """Rows and columns per program."""
+        return self._plan[1]
+
+    @property
     def programs(self) -> int:
         at, (rows, columns) = self._plan
         size = self._outer[at].size
@@ -94,33 +102,50 @@ class RowsCopy(NamedTuple):
     @property
     def cost_us(self) -> float:
         """Estimated microseconds."""
-        return COPY_US + (self.operand.nbytes + self.nbytes) / COPIED_BYTES_PER_US
+        return OPERAND_US + (self.operand.nbytes + self.nbytes) / COPIED_BYTES_PER_US
 
-    def launch(self, offset: int) -> Launch:
-        """Of an input into the workspace, with zeros behind each row; or of an output out of it."""
+    def arguments(self, offset: int) -> dict[str, Arg]:
+        """Of ``matrices_copy_kernel``: of an input into the workspace, with zeros behind each row, or of an output out
+        of it."""
         o = self.operand
         own, other = ("out", "source") if o.is_written else ("source", "out")
-        at, (rows, columns) = self._plan
+        at, _ = self._plan
         outer = self._outer
         row, batch = outer.pop(at), outer[::-1]
         along = 1 if o.shape[-1] == 1 else known_strides(o, len(o.shape))[-1]
-        args: dict[str, Arg] = {
+        return {
             own: bits(o),
             other: Scratch(offset, o.element.bits),
             "rows": extent(row.size),
             f"{own}_columns": extent(o.shape[-1]),
             f"{other}_columns": extent(self.columns),
+            f"{own}_m": _stride(o, row.own),
+            f"{own}_n": _stride(o, along),
+            f"{other}_m": _stride(o, row.copy),
+            f"{other}_n": None,
             f"{own}_batch": tuple(stride_arg(o, axis.own) for axis in batch) or None,
             f"{other}_batch": tuple(stride_arg(o, axis.copy) for axis in batch) or None,
             "sizes": tuple(divisor(axis.size, False) for axis in batch) or None,
+            "programs": Int(self.programs),
         }
-        constants: dict[str, object] = {f"{other}_n": 1, "ROWS": rows, "COLUMNS": columns}
-        for name, stride in ((f"{own}_m", row.own), (f"{own}_n", along), (f"{other}_m", row.copy)):
-            if stride == 1:
-                constants[name] = 1
-            else:
-                args[name] = stride_arg(o, stride)
-        return Launch(matrix_copy_kernel, self.programs, args, constants, overlaps=True)
+
+
+def launch(copies: Sequence[RowsCopy], offsets: Sequence[int]) -> Launch:
+    """All ``copies``, which begin at ``offsets`` of the workspace."""
+    each = [copy.arguments(offset) for copy, offset in zip(copies, offsets, strict=True)]
+    rows, columns = zip(*(copy.block for copy in copies), strict=True)
+    return Launch(
+        matrices_copy_kernel,
+        sum(copy.programs for copy in copies),
+        {name: tuple(args[name] for args in each) for name in each[0]},
+        {"ROWS": rows, "COLUMNS": columns},
+        overlaps=True,
+    )
+
+
+def _stride(o: Operand, stride: int | Along) -> Arg:
+    """None for 1."""
+    return None if stride == 1 else stride_arg(o, stride)
 
 
 def extent(n: int) -> Int:
@@ -153,10 +178,10 @@ def inner(desc: D) -> D:
 
 
 def supports(desc: AttendingDescriptor) -> Support:
-    """Whether there is something to copy, and a grid holds the programs of each copy."""
+    """Whether there is something to copy, and a grid holds the programs of all copies."""
     if not moved(desc):
         return Support.no("TMA can map every operand as it lies")
-    return fits_grid(max(copy.programs for copy in moved(desc)))
+    return fits_grid(sum(copy.programs for copy in moved(desc)))
 
 
 def workspace_bytes(desc: AttendingDescriptor) -> int:
@@ -166,18 +191,20 @@ def workspace_bytes(desc: AttendingDescriptor) -> int:
 
 def cost_us(desc: AttendingDescriptor) -> float:
     """Estimated microseconds of all copies."""
-    return sum(copy.cost_us for copy in moved(desc))
+    launches = len({copy.operand.is_written for copy in moved(desc)})
+    return launches * COPY_US + sum(copy.cost_us for copy in moved(desc))
 
 
 def around(desc: AttendingDescriptor, launches: Sequence[Launch]) -> list[Launch]:
     """``launches`` of ``inner``, on the copies: those of inputs before them, those of outputs after them. The launches'
     own workspace lies behind the copies."""
-    placed: dict[str, Copy] = {}
-    before: list[Launch] = []
-    after: list[Launch] = []
-    end = 0
-    for copy in moved(desc):
-        placed[copy.operand.name] = Copy(end, copy.shape, packed_strides(copy.shape))
-        (after if copy.operand.is_written else before).append(copy.launch(end))
-        end += padded_bytes(copy.nbytes)
-    return [*before, *on_copies(launches, placed, end), *after]
+    copies = moved(desc)
+    ends = [*accumulate((padded_bytes(copy.nbytes) for copy in copies), initial=0)]
+    begins = dict(zip(copies, ends, strict=False))
+    placed = {c.operand.name: Copy(at, c.shape, packed_strides(c.shape)) for c, at in begins.items()}
+    found = on_copies(launches, placed, ends[-1])
+    if before := [copy for copy in copies if not copy.operand.is_written]:
+        found.insert(0, launch(before, [begins[copy] for copy in before]))
+    if after := [copy for copy in copies if copy.operand.is_written]:
+        found.append(launch(after, [begins[copy] for copy in after]))
+    return found
