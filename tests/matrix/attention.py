@@ -44,7 +44,7 @@ def copied(op: str) -> Iterator[tp.Descriptor]:
 
 
 def asks(desc: Any, entry: str, name: str) -> Patterns:
-    if name in ("attention_rows_kernel", "rows_copy_kernel"):
+    if name in ("attention_rows_kernel", "matrices_copy_kernel"):
         return (), ()
     if entry.startswith(HOPPER):
         return (r"wgmma\.mma_async", r"cp\.async\.bulk\.tensor"), ()

@@ -248,6 +248,34 @@ def test_starts_that_make_no_sense_touch_nothing_else(where: str, kernel: str | 
             placed.assert_intact()
 
 
+@pytest.mark.parametrize(
+    ("element", "score", "rtol"), [("f64", 57.0, 1e-12), ("f64", 900.0, 1e-11), ("f32", 36.0, 1e-4)]
+)
+@pytest.mark.parametrize(("where", "kernel"), PLACES)
+def test_slopes_near_the_softcap(where: str, kernel: str | None, element: str, score: float, rtol: float) -> None:
+    """1 - tanh(x)**2 has no correct digit there. A scale that is an integer is as exact as any."""
+    math = "tf32x3" if element == "f32" else None
+    desc = build(
+        "attention_backward", element, math=math, batch=1, queries=2, keys=3, heads=1, key_heads=1, softcap=3.0
+    )
+    values: dict[str, Any] = {o.name: torch.zeros(o.shape).double() for o in desc.operands() if o.is_tensor}
+    values["q"][0, :, 0, 0] = torch.tensor([score, -score])
+    values["k"][0, :, 0, 0] = torch.tensor([1.0, 0.5, -1.0])
+    values["v"][0, :, 0, 0] = torch.tensor([1.0, 2.0, 4.0])
+    values["dout"][..., 0] = 1
+    q, k, v = (values[name][0, :, 0, 0] for name in "qkv")
+    x = q[:, None] * k / 3
+    s = 3 * x.tanh()
+    values["lse"] = s.logsumexp(-1)[None, None]
+    p = s.softmax(-1)
+    values["out"][0, :, 0, 0] = p @ v
+    ds = p * (v - (p @ v)[:, None]) / x.cosh() ** 2
+    values = {name: t.to(desc.element.torch) for name, t in values.items()} | {"scale": 1}
+    got = run(required(desc, kernel, target(where)), values)
+    for name, wanted in (("dq", ds @ k), ("dk", ds.mT @ q)):
+        torch.testing.assert_close(got[name][0, :, 0, 0].double(), wanted, rtol=rtol, atol=0)
+
+
 @pytest.mark.parametrize(("where", "kernel"), PLACES)
 def test_infinities_and_nan_stay_in_their_rows(where: str, kernel: str | None) -> None:
     """A row of q that holds NaN or makes a score infinite is NaN; scores of -inf alone make 0 and -inf."""

@@ -42,7 +42,7 @@ def build(op: str, **fields: Any) -> Any:
     ids=["width", "width of keys", "layouts", "stride 0", "lse"],
 )
 def test_what_is_copied(fields: dict[str, Any], copied: str, nbytes: int) -> None:
-    """What TMA cannot map as it lies, and no more: inputs before the other launches, outputs after them."""
+    """What TMA cannot map as it lies, and no more: inputs in a launch before the others, outputs in one after them."""
     desc = build("attention_backward", **fields)
     names = {copy.operand.name for copy in copies.moved(desc)}
     assert names == set(copied.split())
@@ -53,8 +53,8 @@ def test_what_is_copied(fields: dict[str, Any], copied: str, nbytes: int) -> Non
         outputs = len(names & {"dq", "dk", "dv"})
         launched = [x.kernel.__name__ for x in plan.launches]
         others = [x.kernel.__name__ for x in own.launches]
-        before, after = ["rows_copy_kernel"] * (len(names) - outputs), ["rows_copy_kernel"] * outputs
-        assert launched == [*before, *others, *after]
+        copied_in, copied_out = (["matrices_copy_kernel"] * (n > 0) for n in (len(names) - outputs, outputs))
+        assert launched == [*copied_in, *others, *copied_out]
         assert plan.workspace_size() == nbytes + own.workspace_size()
 
 
@@ -120,7 +120,7 @@ def test_copies_interpreted(width: int, unit: int | None) -> None:
     into, outof = RowsCopy(q, columns), RowsCopy(out, columns)
     of_lse = RowsCopy(lse, 37)
     (guarantee,) = (e.guarantee for e in tp.TABLE.rows(desc.op) if e.name == "realigned")
-    launches = [into.launch(0), outof.launch(0), of_lse.launch(into.nbytes)]
+    launches = [copies.launch([into], [0]), copies.launch([outof, of_lse], [0, into.nbytes])]
     plan = plan_with(desc, "copies", launches, into.nbytes + of_lse.nbytes, guarantee, INTERPRETER)
     x = torch.randn(2, 37, 4, width).bfloat16()
     if unit is None:
@@ -156,7 +156,7 @@ def emulated(plan: tp.Plan[Any, Any], x: dict[str, torch.Tensor]) -> None:
     for launch in plan.launches:
         if launch.kernel.__name__ == "attention_rows_kernel":
             fill_rows(x, workspace[end:], launch.args["rounded"].value)
-        elif launch.kernel.__name__ != "rows_copy_kernel":
+        elif launch.kernel.__name__ != "matrices_copy_kernel":
             emulate(launch, x, workspace)
     for copy in copies.moved(desc):
         if copy.operand.is_written:

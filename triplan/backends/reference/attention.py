@@ -50,17 +50,20 @@ def _visible(desc: AttendingDescriptor, x: Tensors) -> Tensor:
 
 
 def _scores(desc: AttendingDescriptor, x: Tensors) -> tuple[Tensor, Tensor | None]:
-    """(scores, the softcap's tanh or None), (batch, heads, queries, keys); -inf where a query does not see the key."""
+    """(scores, the softcap's derivative or None), (batch, heads, queries, keys); -inf where a query does not see the
+    key."""
     s = _scale(desc, x) * (x["q"].transpose(1, 2) @ _by_head(desc, x["k"]).mT)
-    bent = None
+    steepness = None
     if desc.softcap:
-        bent = torch.tanh(s / desc.softcap)
-        s = desc.softcap * bent
+        # 1 / cosh(x)**2; 1 - tanh(x)**2 would cancel where the cap is nearly reached.
+        e = torch.exp(-2 * (s / desc.softcap).abs())
+        steepness = 4 * e / (1 + e) ** 2
+        s = desc.softcap * torch.tanh(s / desc.softcap)
     if desc.mask is not None and desc.mask is not ElementKind.BOOL:
         s = s + x["mask"].to(s.dtype)
     if desc.slopes:
         s = s + x["slopes"][:, None, None].to(s.dtype) * _distance(desc)
-    return s.masked_fill(~_visible(desc, x), -torch.inf), bent
+    return s.masked_fill(~_visible(desc, x), -torch.inf), steepness
 
 
 def _softmax(s: Tensor, sink: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -82,11 +85,11 @@ def _probabilities(s: Tensor, lse: Tensor) -> Tensor:
     return (s - lse.masked_fill(lse == -torch.inf, torch.inf)[..., None].to(s.dtype)).exp()
 
 
-def _slopes(desc: AttentionBackwardDescriptor, x: Tensors, p: Tensor, bent: Tensor | None) -> Tensor:
+def _slopes(desc: AttentionBackwardDescriptor, x: Tensors, p: Tensor, steepness: Tensor | None) -> Tensor:
     """The gradient with respect to each scaled score, before the softcap."""
     dout, out = x["dout"].transpose(1, 2), x["out"].transpose(1, 2)
     ds = p * (x["factors"] * (dout @ _by_head(desc, x["v"]).mT) - (dout * out).sum(-1, keepdim=True))
-    found: Tensor = ds if bent is None else ds * (1 - bent * bent)
+    found: Tensor = ds if steepness is None else ds * steepness
     return found
 
 
@@ -197,10 +200,10 @@ def _terms(desc: AttentionDescriptor, x: Tensors, whole: AttentionDescriptor) ->
 @_by_sequence
 def _backward_terms(desc: AttentionBackwardDescriptor, x: Tensors, whole: AttentionBackwardDescriptor) -> Tensors:
     dout, out = x["dout"].transpose(1, 2), x["out"].transpose(1, 2)
-    s, bent = _scores(desc, x)
+    s, steepness = _scores(desc, x)
     p, seen = _probabilities(s, x["lse"]), s.isfinite().double()  # (bool times a number is f32: tiny ones become 0)
     size = _magnitude(desc, x) + x["lse"].masked_fill(x["lse"] == -torch.inf, 0).abs()[..., None]
-    ds = (_slopes(desc, x, p, bent)).abs()
+    ds = (_slopes(desc, x, p, steepness)).abs()
     b = x["factors"] * (dout.abs() @ _by_head(desc, x["v"].abs()).mT) + (dout * out).abs().sum(-1, keepdim=True)
 
     def of_ds(name: str) -> Tensor:
@@ -259,9 +262,9 @@ def attention(desc: AttentionDescriptor, x: Tensors) -> Tensors:
 )
 @_by_sequence
 def attention_backward(desc: AttentionBackwardDescriptor, x: Tensors, _: Any) -> Tensors:
-    s, bent = _scores(desc, x)
+    s, steepness = _scores(desc, x)
     p = _probabilities(s, x["lse"])
-    ds = _slopes(desc, x, p, bent) * _scale(desc, x)
+    ds = _slopes(desc, x, p, steepness) * _scale(desc, x)
     return {
         "dq": (ds @ _by_head(desc, x["k"])).transpose(1, 2),
         "dk": _grouped(desc, ds.mT @ x["q"].transpose(1, 2)),

@@ -58,7 +58,9 @@ def _value(arg: Arg, args: Any, workspace: torch.Tensor | None, storage: torch.T
         return memory[arg.offset :].view(arg.element.torch)
     if isinstance(arg, Scalar):
         given = getattr(args, arg.operand)
-        return arg.default if given is None else given
+        number = arg.default if given is None else given
+        # The interpreter would divide an integer of 32 bits in f32, where the kernel divides numbers of f64.
+        return float(number) if arg.element.is_floating_point else number
     assert not isinstance(arg, Counter)  # of Gluon's kernels, which the interpreter does not run
     tensor = getattr(args, arg.operand)
     if isinstance(arg, TensorMap):

@@ -31,6 +31,7 @@ class Tile:
     """Queries and keys of a step, how a program computes them, and columns of a head that it multiplies at a time.
 
     Chunks of 64 columns take fewer registers than whole heads, and the last one of a head is no wider than it must be.
+    ``lean``: of dq, that values and keys take turns in shared memory.
     """
 
     queries: int
@@ -38,6 +39,7 @@ class Tile:
     warps: int
     stages: int
     columns: int = 64
+    lean: bool = False
 
 
 def arithmetic(desc: AttendingDescriptor) -> str:
@@ -64,8 +66,8 @@ class Choice:
     """The tiles of a kernel: the usual ones, and others where these would spill registers.
 
     With dropout, the words of Philox take registers: usual tiles have 8 warps then. sm80 has no wgmma, which reads
-    factors from shared memory, and less of that. ``usual`` may name tiles of widths 32 and 192 too, for heads that need
-    no more of 64 and 256; but not on sm80, whose registers or shared memory would not hold them.
+    factors from shared memory, and less of that. ``usual`` may name tiles of other widths than ``padded_width``'s, for
+    heads that are no wider; but not on sm80, whose registers or shared memory would not hold them.
     """
 
     usual: Tiles
@@ -78,10 +80,8 @@ class Choice:
             return self.dropout.get(known) or tuple(replace(tile, warps=8) for tile in self.usual[known])
         if target is not None and target.arch is ArchSku.SM80:
             return self.sm80.get(known, self.usual[known])
-        kind, width = known
-        less = {64: 32, 256: 192}.get(width, width)
-        own = less if max(desc.head_dim, desc.values) <= less else width
-        return self.usual.get((kind, own)) or self.usual[known]
+        least = max(desc.head_dim, desc.values)
+        return self.usual[known[0], min(w for kind, w in self.usual if kind == known[0] and w >= least)]
 
 
 def pointer(o: Operand) -> Ptr:

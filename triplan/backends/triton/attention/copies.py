@@ -4,26 +4,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
-from triplan.backends.runtime.launch import Arg, Copy, Int, Launch, Scratch, Stride, power_of_two_in
-from triplan.backends.triton.attention.copies_kernels import rows_copy_kernel
+from triplan.backends.runtime.launch import Arg, Copy, Int, Launch, Scratch, power_of_two_in
 from triplan.backends.triton.attention.tma import VECTOR, unmappable
 from triplan.backends.triton.common.copied import on_copies
-from triplan.backends.triton.common.offsets import bits, ceil_power, padded_bytes
+from triplan.backends.triton.common.copied_kernels import matrices_copy_kernel
+from triplan.backends.triton.common.offsets import bits, ceil_power, divisor, padded_bytes
+from triplan.backends.triton.common.strides import Along, continues, known_strides, stride_arg
+from triplan.backends.triton.common.tiles import fits_grid
 from triplan.descriptors import Operand, packed_strides
 from triplan.descriptors.attention import AttendingDescriptor
-from triplan.sku import SUPPORTED, Support
+from triplan.sku import Support
 from triplan.sku.facts import fact
 
 D = TypeVar("D", bound=AttendingDescriptor)
 #: Elements of a copy per program, and columns at most. Untuned.
 ELEMENTS, MOST_COLUMNS = 4096, 128
+#: Rows of a block that take as long as all that a program does besides. Untuned.
+LEAST_ROWS = 16
 #: Bytes per microsecond that a copy reads and writes, by least squares over bench/results/anywhere-attention-*.
 COPIED_BYTES_PER_US = 2.0e6
-#: Microseconds of a copy besides: the next launch waits for its results. From 2 to 44 queries in
-#: bench/results/anywhere-attention-*.
+#: Microseconds of a launch of copies besides: the next one waits for its results. From 2 to 44 queries in
+#: bench/results/anywhere-attention-*, where each copy had its own launch.
 COPY_US = 1.8
+#: What each operand of such a launch adds. Untuned, rather too much: other kernels need no workspace.
+OPERAND_US = 0.8
+
+
+class Axis(NamedTuple):
+    """An axis of an operand: its size, and its strides in the operand and in the copy."""
+
+    size: int
+    own: int | Along
+    copy: int
 
 
 class RowsCopy(NamedTuple):
@@ -45,62 +60,96 @@ class RowsCopy(NamedTuple):
         return self.rows * self.columns * self.operand.element.itemsize
 
     @property
+    def _outer(self) -> list[Axis]:
+        """All axes but the last one, merged where the operand's strides are known to allow it; at least one."""
+        known, steps = known_strides(self.operand, len(self.shape)), packed_strides(self.shape)
+        found: list[Axis] = []
+        for axis in (Axis(*x) for x in zip(self.shape[:-1], known, steps, strict=False) if x[0] != 1):
+            if found and continues((found[-1].own, found[-1].copy), (axis.own, axis.copy), axis.size):
+                axis = axis._replace(size=found.pop().size * axis.size)
+            found.append(axis)
+        return found or [Axis(1, 0, 0)]
+
+    @property
+    def _plan(self) -> tuple[int, tuple[int, int]]:
+        """(which of the outer axes has the rows of a block, rows and columns of a block).
+
+        The axis along which the operand is contiguous, so that threads read and write neighbours; else the one that
+        leaves the fewest lanes idle.
+        """
+        columns = min(ceil_power(self.columns), MOST_COLUMNS)
+        outer = self._outer
+        rows = [min(ceil_power(axis.size), ELEMENTS // columns) for axis in outer]
+
+        def lanes(i: int) -> tuple[bool, int]:
+            blocks = -(-outer[i].size // rows[i]) * (self.rows // max(outer[i].size, 1))
+            return outer[i].own != 1, blocks * (rows[i] + LEAST_ROWS)
+
+        best = min(reversed(range(len(outer))), key=lanes)
+        return best, (rows[best], columns)
+
+    @property
     def block(self) -> tuple[int, int]:
         """Rows and columns per program."""
-        columns = min(ceil_power(self.columns), MOST_COLUMNS)
-        return ELEMENTS // columns, columns
+        return self._plan[1]
 
     @property
     def programs(self) -> int:
-        rows, columns = self.block
-        return -(-self.rows // rows) * -(-self.columns // columns)
+        at, (rows, columns) = self._plan
+        size = self._outer[at].size
+        return -(-size // rows) * -(-self.columns // columns) * (self.rows // max(size, 1))
 
     @property
     def cost_us(self) -> float:
         """Estimated microseconds."""
-        return COPY_US + (self.operand.nbytes + self.nbytes) / COPIED_BYTES_PER_US
+        return OPERAND_US + (self.operand.nbytes + self.nbytes) / COPIED_BYTES_PER_US
 
-    def _strides(self) -> tuple[Arg, ...]:
-        """Those of the operand, by the axes (batch, row, head, column), of lse (batch, -, head, column); the last None
-        for 1."""
-        o = self.operand
-        last = len(o.shape) - 1
-        found: list[Arg] = []
-        for axis in range(last):
-            if o.layout.packed:
-                step = packed_strides(o.shape)[axis]
-                found.append(Int(step, wide=True, divisibility=power_of_two_in(step)))
-            else:
-                found.append(Stride(o.name, axis, divisibility=o.layout.stride_multiple))
-        if last == 2:
-            found.insert(1, Int(0, wide=True))
-        unit = o.layout.packed or o.layout.unit_axis == last
-        return (*found, None if unit else Stride(o.name, last, divisibility=o.layout.stride_multiple))
-
-    def launch(self, offset: int) -> Launch:
-        """Of an input into the workspace, with zeros behind each row; or of an output out of it."""
+    def arguments(self, offset: int) -> dict[str, Arg]:
+        """Of ``matrices_copy_kernel``: of an input into the workspace, with zeros behind each row, or of an output out
+        of it."""
         o = self.operand
         own, other = ("out", "source") if o.is_written else ("source", "out")
-        middle, inner = (1, o.shape[1]) if len(o.shape) == 3 else o.shape[1:3]
-        args: dict[str, Arg] = {
+        at, _ = self._plan
+        outer = self._outer
+        row, batch = outer.pop(at), outer[::-1]
+        along = 1 if o.shape[-1] == 1 else known_strides(o, len(o.shape))[-1]
+        return {
             own: bits(o),
             other: Scratch(offset, o.element.bits),
-            f"{own}_strides": self._strides(),
-            f"{other}_strides": (None,) * 4,
-            "rows": Int(self.rows),
-            "middle": Int(middle),
-            "inner": Int(inner),
-            f"{own}_columns": _extent(o.shape[-1]),
-            f"{other}_columns": _extent(self.columns),
+            "rows": extent(row.size),
+            f"{own}_columns": extent(o.shape[-1]),
+            f"{other}_columns": extent(self.columns),
+            f"{own}_m": _stride(o, row.own),
+            f"{own}_n": _stride(o, along),
+            f"{other}_m": _stride(o, row.copy),
+            f"{other}_n": None,
+            f"{own}_batch": tuple(stride_arg(o, axis.own) for axis in batch) or None,
+            f"{other}_batch": tuple(stride_arg(o, axis.copy) for axis in batch) or None,
+            "sizes": tuple(divisor(axis.size, False) for axis in batch) or None,
+            "programs": Int(self.programs),
         }
-        rows, columns = self.block
-        turned = not o.layout.packed and o.layout.unit_axis != len(o.shape) - 1
-        constants = {"ROWS": rows, "COLUMNS": columns, "TURNED": turned}
-        return Launch(rows_copy_kernel, self.programs, args, constants, overlaps=True)
 
 
-def _extent(n: int) -> Int:
-    return Int(n, divisibility=power_of_two_in(n))
+def launch(copies: Sequence[RowsCopy], offsets: Sequence[int]) -> Launch:
+    """All ``copies``, which begin at ``offsets`` of the workspace."""
+    each = [copy.arguments(offset) for copy, offset in zip(copies, offsets, strict=True)]
+    rows, columns = zip(*(copy.block for copy in copies), strict=True)
+    return Launch(
+        matrices_copy_kernel,
+        sum(copy.programs for copy in copies),
+        {name: tuple(args[name] for args in each) for name in each[0]},
+        {"ROWS": rows, "COLUMNS": columns},
+        overlaps=True,
+    )
+
+
+def _stride(o: Operand, stride: int | Along) -> Arg:
+    """None for 1."""
+    return None if stride == 1 else stride_arg(o, stride)
+
+
+def extent(n: int) -> Int:
+    return Int(n, n >= 2**31, power_of_two_in(n))
 
 
 @fact
@@ -129,12 +178,10 @@ def inner(desc: D) -> D:
 
 
 def supports(desc: AttendingDescriptor) -> Support:
-    """Whether there is something to copy, and 32 bits count its rows."""
+    """Whether there is something to copy, and a grid holds the programs of all copies."""
     if not moved(desc):
         return Support.no("TMA can map every operand as it lies")
-    if (most := max(copy.rows for copy in moved(desc))) >= 2**31:
-        return Support.no(f"{most} rows of a copy; it counts fewer than 2**31")
-    return SUPPORTED
+    return fits_grid(sum(copy.programs for copy in moved(desc)))
 
 
 def workspace_bytes(desc: AttendingDescriptor) -> int:
@@ -144,18 +191,20 @@ def workspace_bytes(desc: AttendingDescriptor) -> int:
 
 def cost_us(desc: AttendingDescriptor) -> float:
     """Estimated microseconds of all copies."""
-    return sum(copy.cost_us for copy in moved(desc))
+    launches = len({copy.operand.is_written for copy in moved(desc)})
+    return launches * COPY_US + sum(copy.cost_us for copy in moved(desc))
 
 
 def around(desc: AttendingDescriptor, launches: Sequence[Launch]) -> list[Launch]:
     """``launches`` of ``inner``, on the copies: those of inputs before them, those of outputs after them. The launches'
     own workspace lies behind the copies."""
-    placed: dict[str, Copy] = {}
-    before: list[Launch] = []
-    after: list[Launch] = []
-    end = 0
-    for copy in moved(desc):
-        placed[copy.operand.name] = Copy(end, copy.shape, packed_strides(copy.shape))
-        (after if copy.operand.is_written else before).append(copy.launch(end))
-        end += padded_bytes(copy.nbytes)
-    return [*before, *on_copies(launches, placed, end), *after]
+    copies = moved(desc)
+    ends = [*accumulate((padded_bytes(copy.nbytes) for copy in copies), initial=0)]
+    begins = dict(zip(copies, ends, strict=False))
+    placed = {c.operand.name: Copy(at, c.shape, packed_strides(c.shape)) for c, at in begins.items()}
+    found = on_copies(launches, placed, ends[-1])
+    if before := [copy for copy in copies if not copy.operand.is_written]:
+        found.insert(0, launch(before, [begins[copy] for copy in before]))
+    if after := [copy for copy in copies if copy.operand.is_written]:
+        found.append(launch(after, [begins[copy] for copy in after]))
+    return found

@@ -221,17 +221,20 @@ def scores_of(
     EDGE: tl.constexpr,
     UNIT: tl.constexpr,
 ):
-    """(scores * UNIT from products q @ k.T, -inf where a query does not see a key; with CAPPED, the softcap's tanh).
+    """(scores * UNIT from products q @ k.T, -inf where a query does not see a key; with CAPPED, the softcap's slope).
 
     ``query`` and ``key`` are indices that broadcast to the product's shape. MASK: None, "bool" or "float"; ``mask`` is
     the address of a head's mask; ``slope`` is from ``slope_of``. LEFT, RIGHT: there is a window on that side. EDGE:
     ``key`` may reach beyond ``keys``.
     """
-    bent = product
+    steepness = product
     if CAPPED:
         # tanh(x) = 1 - 2 / (exp(2x) + 1), which gives 1 and -1 where the exponential overflows or underflows.
-        bent = 1.0 - 2.0 / (exponential(product * (scale * (2 * UNIT) / softcap)) + 1.0)
-        s = bent * (softcap * UNIT)
+        power = exponential(product * (scale * (2 * UNIT) / softcap))
+        share = 2.0 / (power + 1.0)
+        s = (1.0 - share) * (softcap * UNIT)
+        # 1 - tanh(x)**2 would cancel where tanh is near 1 or -1. It is 4 exp(2x) / (exp(2x) + 1)**2; 0 beyond.
+        steepness = tl.where(power == float("inf"), 0.0, share * (share * power))
     else:
         s = product * (scale * UNIT)
     if slope is not None:
@@ -252,4 +255,4 @@ def scores_of(
             s = tl.fma(tl.load(at, mask=inside, other=0.0).to(s.dtype), UNIT, s)
     if EDGE or LEFT or RIGHT or MASK == "bool":
         s = tl.where(seen, s, -float("inf"))
-    return s, bent
+    return s, steepness

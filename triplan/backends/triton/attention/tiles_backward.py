@@ -23,7 +23,7 @@ from triplan.descriptors import AttentionBackwardDescriptor, packed_strides
 from triplan.sku import Support, Target
 
 #: Of the entry and of its numerics ids.
-VERSION = 8
+VERSION = 9
 #: As those of the forward op, but operands of a step are loaded before it. Of parts and f64 from a few problems each:
 #: steps of parts wait for one thing after another, so that they take about as long with more queries or keys.
 PACES = {
@@ -36,9 +36,10 @@ PACES = {
 #: so long that instructions cost less than more steps. On Hopper these spill all the same: up to 280 bytes of heads of
 #: up to 128, 640 with some masks or where elements are loaded one by one, and 5 KB of wider heads. Of four
 #: to six tiles of dq, and of dk and dv, each was the fastest on an H200, or nearly, by a run that is not published.
-#: Those of f64 were the fastest of three to seven there. They read shared memory least often, by their machine code:
-#: with four warps along 32 keys (or queries) no two multiply the same. Of heads wider than 128 on Hopper they spill up
-#: to 3 KB, most of it before and after their loops.
+#: Those of f64 were the fastest of three to seven there, but for dq of heads from 129 to 192 wide, whose tile is
+#: untuned: two programs share a multiprocessor. They read shared memory least often, by their machine code: with four
+#: warps along 32 keys (or queries) no two multiply the same. Of heads wider than 128 on Hopper they spill up to 3 KB,
+#: most of it before and after their loops.
 TILES = Choice(
     usual={
         ("half", 64): (Tile(128, 64, 8, 2), Tile(32, 128, 8, 1)),
@@ -53,7 +54,7 @@ TILES = Choice(
         ("parts", 256): (Tile(32, 64, 8, 1), Tile(64, 32, 8, 1)),
         ("scalar", 64): (Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
         ("scalar", 128): (Tile(16, 32, 4, 1), Tile(32, 32, 4, 1)),
-        ("scalar", 192): (Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
+        ("scalar", 192): (Tile(16, 32, 4, 1, lean=True), Tile(32, 32, 4, 1)),
         ("scalar", 256): (Tile(16, 32, 4, 1), Tile(32, 16, 4, 1)),
     },
     dropout={
@@ -131,7 +132,7 @@ def tiles_backward(desc: AttentionBackwardDescriptor, target: Target) -> list[La
                 attention_dq_kernel,
                 programs_of(desc, target)[0],
                 {**arguments.arguments(desc, attention_dq_kernel), **delta},
-                {**constants(desc, of_queries, alike), "EDGE": has_edge(desc, of_queries)},
+                {**constants(desc, of_queries, alike), "EDGE": has_edge(desc, of_queries), "LEAN": of_queries.lean},
                 num_warps=of_queries.warps,
                 num_stages=of_queries.stages,
                 max_registers=card.MAX_THREAD_REGISTERS,

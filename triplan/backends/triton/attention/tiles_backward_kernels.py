@@ -102,11 +102,12 @@ def attention_dq_kernel(
     PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
     ACC: tl.constexpr,
+    LEAN: tl.constexpr,
 ):
     """dq = scale * ds @ k of BLOCK_Q queries of one head, and ``delta`` = sum(dout * out), which the next launch reads.
 
     ds = p * (dout @ v.T - delta), p = exp(scores - lse). Operands as in ``attention_tiles_kernel``; ``dout`` and ``dq``
-    are like ``out`` and ``q``, ``delta`` like ``lse``.
+    are like ``out`` and ``q``, ``delta`` like ``lse``. LEAN: values take their turn in shared memory before keys.
     """
     tiles = tl.cdiv(queries, BLOCK_Q)
     if PACKED is not None:
@@ -159,9 +160,12 @@ def attention_dq_kernel(
     start, end = keys_of(first, first + BLOCK_Q - 1, keys, shift, left, right, BLOCK_K, LEFT, RIGHT)
     for at in range(start, end, BLOCK_K):
         key = at + tl.arange(0, BLOCK_K)
+        if LEAN:
+            z = load_parts(v, v_strides, key, keys, VALUE, BLOCK_V, True, PARTS)
+            dp = multiply(g, z, PRECISION, ACC)
         y = load_parts(k, k_strides, key, keys, HEAD, BLOCK_D, False, PARTS)
         product = multiply(x, transposed(y), PRECISION, ACC)
-        s, bent = scores_of(
+        s, steepness = scores_of(
             product,
             query[:, None],
             key[None, :],
@@ -182,13 +186,14 @@ def attention_dq_kernel(
             EDGE,
             UNIT,
         )
-        z = load_parts(v, v_strides, key, keys, VALUE, BLOCK_V, True, PARTS)
-        dp = multiply(g, z, PRECISION, ACC)
+        if not LEAN:
+            z = load_parts(v, v_strides, key, keys, VALUE, BLOCK_V, True, PARTS)
+            dp = multiply(g, z, PRECISION, ACC)
         if draw is not None:
             dp = tl.where(dropped_of(draw, drawn + query, at, BLOCK_K, False), 0.0, dp * draw[4])
         ds = exponential(s - most[:, None]) * (dp - row[:, None])
         if CAPPED:
-            ds *= 1.0 - bent * bent
+            ds *= steepness
         acc = accumulate(acc, ds, y, PRECISION, ACC)
     store_chunks(head_pointer(dq, dq_strides, batch, head), dq_strides, query, queries, acc, scale, HEAD, BLOCK_D)
 
@@ -296,7 +301,7 @@ def attention_dkdv_kernel(
         mask_head = mask
         if MASK is not None:
             mask_head = head_pointer(mask, mask_strides, batch, head)
-        s, bent = scores_of(
+        s, steepness = scores_of(
             product,
             query[None, :],
             key[:, None],
@@ -332,7 +337,7 @@ def attention_dkdv_kernel(
         row = load_row(delta, delta_strides, batch, head, query, queries, 0.0)
         ds = p * (dp - row[None, :])
         if CAPPED:
-            ds *= 1.0 - bent * bent
+            ds *= steepness
         of_k = accumulate(of_k, ds, x, PRECISION, ACC)
     store_chunks(head_pointer(dk, dk_strides, batch, own), dk_strides, key, keys, of_k, scale, HEAD, BLOCK_D)
     factor = 1.0

@@ -37,7 +37,100 @@ def matrix_copy_kernel(
     block in shared memory.
     """
     begin(OVERLAPS)
+    copy_matrix(
+        tl.program_id(0),
+        source,
+        out,
+        rows,
+        source_columns,
+        out_columns,
+        source_m,
+        source_n,
+        source_batch,
+        out_m,
+        out_n,
+        out_batch,
+        sizes,
+        ROWS,
+        COLUMNS,
+    )
+
+
+@jit
+def matrices_copy_kernel(
+    source,
+    out,
+    rows,
+    source_columns,
+    out_columns,
+    source_m,
+    source_n,
+    source_batch,
+    out_m,
+    out_n,
+    out_batch,
+    sizes,
+    programs,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """``matrix_copy_kernel`` of several operands, each of which has so many ``programs``.
+
+    All arguments are tuples of one for each operand; strides of 1 are None.
+    """
+    begin(OVERLAPS)
     program = tl.program_id(0)
+    for i in tl.static_range(len(source)):
+        if (program >= 0) & (program < programs[i]):
+            copy_matrix(
+                program,
+                source[i],
+                out[i],
+                rows[i],
+                source_columns[i],
+                out_columns[i],
+                source_m[i],
+                source_n[i],
+                source_batch[i],
+                out_m[i],
+                out_n[i],
+                out_batch[i],
+                sizes[i],
+                ROWS[i],
+                COLUMNS[i],
+            )
+        program -= programs[i]
+
+
+@jit
+def _along(index, stride):
+    """index * stride, which is None for 1."""
+    found = index
+    if stride is not None:
+        found = index * stride
+    return found
+
+
+@jit
+def copy_matrix(
+    program,
+    source,
+    out,
+    rows,
+    source_columns,
+    out_columns,
+    source_m,
+    source_n,
+    source_batch,
+    out_m,
+    out_n,
+    out_batch,
+    sizes,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Block ``program`` of ``matrix_copy_kernel``."""
     across = tl.cdiv(out_columns, COLUMNS)
     tiles = tl.cdiv(rows, ROWS) * across
     if sizes is not None:
@@ -48,5 +141,6 @@ def matrix_copy_kernel(
     row = ((program // across).to(tl.int64) * ROWS + tl.arange(0, ROWS))[None, :]
     column = ((program % across).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS))[:, None]
     within = row < rows
-    x = tl.load(source + row * source_m + column * source_n, mask=within & (column < source_columns), other=0)
-    tl.store(out + row * out_m + column * out_n, x, mask=within & (column < out_columns))
+    at = source + _along(row, source_m) + _along(column, source_n)
+    x = tl.load(at, mask=within & (column < source_columns), other=0)
+    tl.store(out + _along(row, out_m) + _along(column, out_n), x, mask=within & (column < out_columns))
