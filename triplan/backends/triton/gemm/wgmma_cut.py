@@ -84,7 +84,7 @@ def cuts_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Cut, ...]:
     found = []
     for ring in rings_of(desc, target, specialised=True):
         rest = tiles_in(desc, ring) % target.sm_count
-        if ring.pingpong or rest == 0:
+        if ring.pingpong or rest == 0 or not ring.is_plain:
             continue
         steps = -(-desc.k // ring.k)
         most = min(steps // LEAST_STEPS, MOST_PARTS)
