@@ -13,6 +13,7 @@ from cases.gemm import LOOSE_ROW, backward
 
 import triplan as tp
 from bench.gemm.cases import DTYPES, args_of, cases, descriptor_of, make
+from triplan.backends.triton.gemm.rings import cheapest_ring, tiles_in
 from triplan.backends.triton.gemm.tile_costs import cheapest_tile
 
 FILES = sorted((Path(__file__).parents[3] / "bench" / "results").glob("gemm-*-sweep.json"))
@@ -109,6 +110,22 @@ def test_several_waves_of_tiles_are_dealt_to_programs_that_stay() -> None:
     waves = tp.GemmDescriptor(m=601, n=8192, k=2048, element="f16")
     assert tp.plan(waves, target=H200).candidates[0].kernel == "wgmma"
     assert tp.plan(waves.replace(m=128), target=H200).candidates[0].kernel == "wgmma_tiles"
+
+
+@pytest.mark.parametrize(
+    ("extents", "tile"),
+    [((3072, 1536, 5120), (192, 192)), ((1024, 2560, 9728), (128, 160)), ((6144, 768, 1600), (192, 192))],
+)
+def test_tiles_whose_extents_are_no_powers_of_two_fill_one_wave(
+    extents: tuple[int, int, int], tile: tuple[int, int]
+) -> None:
+    """There are 128 of them; of 128 by 128 or by 256 the last wave would be nearly empty, or half of the only one."""
+    m, n, k = extents
+    desc = tp.GemmDescriptor(m=m, n=n, k=k, element="bf16")
+    ring = cheapest_ring(desc, H200, specialised=True)
+    assert (ring.m, ring.n) == tile
+    assert tiles_in(desc, ring) == 128
+    assert tp.plan(desc, target=H200).sku().kernel == "wgmma"
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

@@ -28,10 +28,10 @@ class Ring:
         m, n: rows and columns of a tile of C.
         k: extent of a step along k.
         stages: slots of the ring, each with the operands of one step.
-        specialised: a warp of its own loads (``wgmma``, two warpgroups multiply); else all warps load and multiply
-            (``wgmma_tiles``).
-        pingpong: the two warpgroups take tiles in turns, so that one writes while the other multiplies; else they
-            share each tile.
+        specialised: a warp of its own loads (``wgmma``; one warpgroup multiplies for each 64 rows); else all warps
+            load and multiply (``wgmma_tiles``).
+        pingpong: two warpgroups take tiles in turns, so that one writes while the other multiplies; else all share
+            each tile.
         group: rows of tiles that are scheduled together, for the L2 cache.
     """
 
@@ -50,7 +50,17 @@ class Ring:
     @property
     def pieces(self) -> int:
         """Warpgroups that share a tile; each writes rows of its own."""
-        return 2 if self.specialised and not self.pingpong else 1
+        return self.m // 64 if self.specialised and not self.pingpong else 1
+
+    @property
+    def rest(self) -> int:
+        """Columns beyond the largest power of two: they have their own buffers of B and accumulators."""
+        return self.n - (1 << (self.n.bit_length() - 1))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether rows and columns are powers of two, which all kernels but ``wgmma`` need."""
+        return self.rest == 0 and self.pieces <= 2
 
     @property
     def rows(self) -> int:
@@ -65,16 +75,18 @@ class Ring:
     @property
     def buffer_columns(self) -> int:
         """Columns of C in one staging buffer."""
-        return min(self.n, 64)
+        return min(self.rest or self.n, 64)
 
     @property
     def buffers(self) -> int:
         """Staging buffers of C for each warpgroup, in specialised kernels."""
-        return min(self.n // self.buffer_columns, 1 if self.pingpong else 2)
+        tight = self.pingpong or (not self.is_plain and self.buffer_columns == 64)
+        return 1 if tight else min(self.n // self.buffer_columns, 2)
 
     def shared_bytes(self, out_itemsize: int) -> int:
         """Shared memory of a ring of 2-byte elements, the staging buffers, the barriers and a tile of bias."""
-        staging = 2 * self.rows * self.buffer_columns * self.buffers * out_itemsize if self.specialised else 0
+        groups = max(self.pieces, 2) if self.specialised else 0
+        staging = groups * self.rows * self.buffer_columns * self.buffers * out_itemsize
         return (self.m + self.n) * self.k * 2 * self.stages + staging + 3072
 
     def fits(self, desc: MatrixProductDescriptor, target: Target) -> bool:
@@ -82,6 +94,8 @@ class Ring:
         # gelu (erf) spills at 128 accumulators. With c0 silu (exp) spills too, and with f32 output on Triton 3.9.
         wide = self.specialised and (desc.out.itemsize > 2 or desc.reads_c0)
         most = 64 if desc.activation == "gelu" or (desc.activation == "silu" and wide) else 128
+        if not self.is_plain and (desc.reads_c0 or (self.rest and desc.lead)):
+            return False
         # Without staging buffers a tile of C leaves through B's slots, which must hold it.
         staged = self.specialised or self.stages * self.k * 2 >= self.m * desc.out.itemsize
         return self.accumulators <= most and staged and self.shared_bytes(desc.out.itemsize) <= target.shared_memory
@@ -103,7 +117,8 @@ class Rates(NamedTuple):
 #: ``bench/results/gemm-*-sweep`` (``python -m bench gemm --sweep``). Then moved by hand so that the fastest ring is
 #: chosen: the first ping-pong ring and ``FIXED_US`` of a specialised kernel for products of one wave and for batches,
 #: the compute rate of a ring of 128 columns for cubes of 4096, and the stream rate of that of 64 by 64 for
-#: 64 rows. ``tests/families/gemm/test_costs.py`` holds the choices.
+#: 64 rows. ``tests/families/gemm/test_costs.py`` holds the choices. Those of tiles of 192 rows, or of 96, 160
+#: or 192 columns, are untuned: neighbours' rates, less where shared memory limits two wgmma of one block of A.
 RATES = {
     # m, n, k, stages
     Ring(128, 256, 64, 4, specialised=True, group=4): Rates(5.20, 3.96),
@@ -111,6 +126,13 @@ RATES = {
     Ring(128, 128, 64, 6, specialised=True): Rates(5.16, 3.96),
     Ring(128, 128, 64, 4, specialised=True): Rates(5.00, 3.79),
     Ring(128, 64, 64, 6, specialised=True): Rates(3.68, 2.44),
+    Ring(192, 192, 64, 4, specialised=True): Rates(5.08, 3.90),
+    Ring(192, 160, 64, 4, specialised=True): Rates(4.95, 3.85),
+    Ring(192, 128, 64, 5, specialised=True): Rates(5.06, 3.90),
+    Ring(192, 96, 64, 5, specialised=True): Rates(4.00, 3.60),
+    Ring(128, 192, 64, 5, specialised=True): Rates(5.04, 3.90),
+    Ring(128, 160, 64, 5, specialised=True): Rates(4.75, 3.80),
+    Ring(128, 96, 64, 6, specialised=True): Rates(3.70, 3.00),
     Ring(128, 128, 64, 6, specialised=True, pingpong=True): Rates(5.34, 3.98),
     Ring(128, 128, 64, 5, specialised=True, pingpong=True): Rates(5.33, 3.41),
     Ring(128, 128, 64, 4, specialised=True, pingpong=True): Rates(5.05, 3.18),
@@ -172,7 +194,7 @@ def rings_of(desc: MatrixProductDescriptor, target: Target, specialised: bool) -
 
 def lower(desc: MatrixProductDescriptor, ring: Ring) -> int:
     """Where only the lower triangle of a symmetric C is computed, the ratio of a tile's columns to its rows; else 0."""
-    cut = desc.symmetric and desc.out.itemsize == 2 and ring.pieces == 2 and ring.n >= ring.m
+    cut = desc.symmetric and desc.out.itemsize == 2 and ring.pieces == 2 and ring.n % ring.m == 0
     return ring.n // ring.m if cut else 0
 
 

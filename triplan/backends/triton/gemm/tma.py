@@ -48,7 +48,7 @@ def operand_maps(desc: MatrixProductDescriptor, ring: Ring) -> dict[str, TensorM
     a, b, batched = desc.operand("a"), desc.operand("b"), bool(desc.lead)
     return {
         "a": tensor_map("a", a.element, ring.rows, ring.k, is_row_major(a), batched),
-        "b": tensor_map("b", b.element, ring.k, ring.n, is_row_major(b), batched),
+        "b": tensor_map("b", b.element, ring.k, ring.n - ring.rest, is_row_major(b), batched),
         "c": tensor_map("c", desc.out, ring.rows, ring.buffer_columns, True, batched),
     }
 

@@ -1,6 +1,6 @@
 """Kernel ``wgmma``: a matrix product on Hopper by TMA and wgmma, warp-specialised and persistent.
 
-One warp loads, two warpgroups multiply, and the tiles are dealt to one program per multiprocessor.
+One warp loads, two or three warpgroups multiply, and the tiles are dealt to one program per multiprocessor.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from triplan.backends.runtime.launch import Arg, Counter, Int, Launch
 from triplan.backends.table import Configuration
 from triplan.backends.triton.gemm.entries import for_products, hopper_kernel
 from triplan.backends.triton.gemm.guarantees import guarantee
-from triplan.backends.triton.gemm.matrices import layout
+from triplan.backends.triton.gemm.matrices import is_row_major, layout
 from triplan.backends.triton.gemm.rings import (
     Ring,
     cheapest_ring,
@@ -24,7 +24,7 @@ from triplan.backends.triton.gemm.rings import (
     rings_of,
     tiles_in,
 )
-from triplan.backends.triton.gemm.tma import common_arguments, operand_maps, shared_layout, supports
+from triplan.backends.triton.gemm.tma import common_arguments, operand_maps, shared_layout, supports, tensor_map
 from triplan.backends.triton.gemm.wgmma_kernels import wgmma_kernel
 from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import Target
@@ -58,10 +58,19 @@ def ring_launch(
     args, constants = common_arguments(desc, ring)
     programs = min(items, target.sm_count)
     rounds = meeting_rounds(items, programs, desc.k)
+    b = desc.operand("b")
+    rest = tensor_map("b", b.element, ring.k, ring.rest, is_row_major(b)) if ring.rest else None
     return Launch(
         wgmma_kernel,
         programs,
-        {**args, "batch": Int(math.prod(desc.lead)), **cut, "counter": Counter(), "rounds": Int(rounds)},
+        {
+            **args,
+            "batch": Int(math.prod(desc.lead)),
+            **cut,
+            "counter": Counter(),
+            "rounds": Int(rounds),
+            "b_rest": rest,
+        },
         {
             **constants,
             "PIECES": ring.pieces,

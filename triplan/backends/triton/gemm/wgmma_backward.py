@@ -55,7 +55,8 @@ WORTH = 0.97
 def rings_of(desc: GemmBackwardDescriptor, target: Target) -> tuple[Ring, ...]:
     """The rings that suit ``desc`` and fit ``target``."""
     product = next(iter(gradient_products(desc).values()))
-    return tuple(replace(r, group=GROUP_M) for r in rings.rings_of(product.desc, target, specialised=True))
+    found = (r for r in rings.rings_of(product.desc, target, specialised=True) if r.is_plain)
+    return tuple(replace(r, group=GROUP_M) for r in found)
 
 
 #: Where dc's columns are summed: by ``strips``, on multiprocessors that the last wave of the products leaves idle; in

@@ -30,7 +30,7 @@ WORTH = 0.97
 @fact
 def cuts_of(desc: MatrixProductDescriptor, target: Target) -> tuple[Cut[Ring], ...]:
     """Each ring whose tiles two warpgroups share, cut in each way."""
-    rings = (ring for ring in rings_of(desc, target, specialised=True) if not ring.pingpong)
+    rings = (ring for ring in rings_of(desc, target, specialised=True) if ring.is_plain and not ring.pingpong)
     return tuple(
         cut
         for ring in rings

@@ -1,7 +1,7 @@
 """Kernel of ``wgmma``: a persistent, warp-specialised matrix product on Hopper (Gluon).
 
-One warp loads by TMA, two warpgroups multiply by ``wgmma``, and the tiles are dealt to one program per multiprocessor.
-The two warpgroups multiply halves of one tile (cooperative), or take tiles in turns (ping-pong).
+One warp loads by TMA, two or three warpgroups multiply by ``wgmma``, and the tiles are dealt to one program per
+multiprocessor. The warpgroups multiply 64 rows each of one tile (cooperative), or two take tiles in turns (ping-pong).
 
 The loading warp runs ahead through a ring of STAGES slots, across the ends of tiles: the next tile's operands arrive
 while the last one is written. Each slot has two barriers:
@@ -22,7 +22,6 @@ from triplan.backends.runtime.gluon import (
     fence_async_shared,
     gl,
     gluon,
-    load_tile,
     mbarrier,
     next_may_begin,
     previous_wait,
@@ -31,118 +30,18 @@ from triplan.backends.runtime.gluon import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triplan.backends.triton.common.meeting_kernels import PATIENCE, close_meetings, meet, open_meetings
 from triplan.backends.triton.common.rings_kernels import next_slot
 from triplan.backends.triton.gemm.wgmma_column_sums_kernels import add_rows
+from triplan.backends.triton.gemm.wgmma_loads_kernels import items_in, load_operands, range_of, rows_of_tile
 from triplan.backends.triton.gemm.wgmma_shared_kernels import (
     HALF,
     as_matrix,
     first_of_c0,
     load_bias,
     place_of,
-    tiles_in,
     write_lower,
     write_tile,
 )
-
-
-@gluon.jit
-def load_block(operand, product, x, y, ready, buffer, EACH: gl.constexpr, pred=True):
-    """buffer = the block of a matrix at (x, y); barrier ``ready`` counts its bytes.
-
-    EACH: None without a batch, 1 if each product has a matrix of its own, 0 if one matrix serves all.
-    """
-    if EACH is None:
-        load_tile(operand, [x, y], ready, buffer, pred=pred)
-    else:
-        load_tile(operand, [product * EACH, x, y], ready, buffer, pred=pred)
-
-
-@gluon.jit
-def load_operands(
-    a,
-    b,
-    ring,
-    extent,
-    cut,
-    counter,
-    rounds,
-    A_ROWS: gl.constexpr,
-    B_ROWS: gl.constexpr,
-    A_EACH: gl.constexpr,
-    B_EACH: gl.constexpr,
-    PIECES: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    BLOCK_K: gl.constexpr,
-    STAGES: gl.constexpr,
-    LOWER: gl.constexpr,
-    CUT: gl.constexpr,
-):
-    """The loading warp: the operands of every step of this program's items, through the ring.
-
-    ``extent`` is (batch, tiles along m, tiles along n, steps along k, group_m); ``cut`` and CUT: see ``range_of``.
-    A_ROWS, B_ROWS: A and B are row-major; else the maps are those of their transposes.
-    """
-    sa, sb, _, full, empty, _ = ring
-    previous_wait()
-    BYTES: gl.constexpr = (2 * HALF + BLOCK_N) * BLOCK_K * (a.dtype.primitive_bitwidth // 8)
-    slot = 0
-    phase = 1  # all slots are free at first: waiting for the phase before the first one returns at once
-    meetings = open_meetings(counter, rounds)
-    patience = gl.to_tensor(PATIENCE)
-    for item in range(gl.program_id(0), items_in(extent, cut, LOWER, CUT), gl.num_programs(0)):
-        patience = meet(meetings, item // gl.num_programs(0), patience)
-        tile, first, steps = range_of(item, extent, cut, LOWER, CUT)
-        product, tile_m, tile_n = place_of(tile, extent, LOWER)
-        row = tile_m * 2 * HALF
-        column = tile_n * BLOCK_N
-        for step in range(steps):
-            depth = (first + step) * BLOCK_K
-            ready = full.index(slot)
-            mbarrier.wait(empty.index(slot), phase)
-            mbarrier.expect(ready, BYTES)
-            for piece in gl.static_range(PIECES):
-                if A_ROWS:
-                    load_block(a, product, row + piece * HALF, depth, ready, sa.index(slot * PIECES + piece), A_EACH)
-                else:
-                    load_block(a, product, depth, row + piece * HALF, ready, sa.index(slot * PIECES + piece), A_EACH)
-            if B_ROWS:
-                load_block(b, product, depth, column, ready, sb.index(slot), B_EACH)
-            else:
-                load_block(b, product, column, depth, ready, sb.index(slot), B_EACH)
-            slot, phase = next_slot(slot, phase, STAGES)
-    close_meetings(meetings)
-
-
-@gluon.jit
-def items_in(extent, cut, LOWER: gl.constexpr, CUT: gl.constexpr):
-    """How many items all programs share: tiles, and parts along k of those tiles that are cut."""
-    tiles = tiles_in(extent, LOWER)
-    if CUT:
-        whole, parts, _ = cut
-        return whole + (tiles - whole) * parts
-    else:  # noqa: RET505 - Gluon also compiles what follows a return
-        return tiles
-
-
-@gluon.jit
-def range_of(item, extent, cut, LOWER: gl.constexpr, CUT: gl.constexpr):
-    """(tile, first step, steps along k) of an item.
-
-    With CUT, ``cut`` is (whole, parts, depth). The first ``whole`` items are whole tiles. Each other tile is cut
-    into ``parts`` of ``depth`` steps, of which the last may have some beyond k, where TMA reads zeros. The first parts
-    of all tiles precede the second ones: what runs at a time reads the same rows.
-    """
-    steps = extent[3]
-    if CUT:
-        whole, _, depth = cut
-        rest = tiles_in(extent, LOWER) - whole
-        is_whole = item < whole
-        first = gl.where(is_whole, 0, (item - whole) // rest * depth)
-        tile = gl.where(is_whole, item, whole + (item - whole) % rest)
-        return tile, first, gl.where(is_whole, steps, depth)
-    else:  # noqa: RET505 - as above
-        return item, 0, steps
 
 
 @gluon.jit
@@ -172,8 +71,10 @@ def multiply_steps(
     STAGES: gl.constexpr,
     total=0,
     SUMS_X: gl.constexpr = False,
+    PIECES: gl.constexpr = 2,
 ):
-    """acc += x @ y over ``steps`` slots, for warpgroup WHICH: its half of a tile, or with PINGPONG all of it.
+    """acc += x @ y over ``steps`` slots, for warpgroup WHICH: its rows of a tile that PIECES share, or with PINGPONG
+    all of it.
 
     ``acc`` (rows, columns) f32. VIEW(buffer, of_x) and VIEW(buffer, of_y) give the factors in a slot; X_ROWS, Y_ROWS:
     they lie row-major. ``last`` is the slot before ``slot``. With SUMS_X, ``total`` = add_rows(total, x) in each step,
@@ -182,7 +83,7 @@ def multiply_steps(
     sx, sy, _, full, empty, order = ring
     for step in range(steps):
         mbarrier.wait(full.index(slot), phase)
-        x = VIEW(sx.index(slot if PINGPONG else slot * 2 + WHICH), of_x)
+        x = VIEW(sx.index(slot if PINGPONG else slot * PIECES + WHICH), of_x)
         y = VIEW(sy.index(slot), of_y)
         left = x if X_ROWS else x.permute((1, 0))
         right = y if Y_ROWS else y.permute((1, 0))
@@ -205,10 +106,45 @@ def multiply_steps(
 
 
 @gluon.jit
-def multiply(
-    result,
+def multiply_both(
+    acc,
+    rest,
     ring,
-    extent,
+    sb_rest,
+    steps,
+    slot,
+    phase,
+    last,
+    WHICH: gl.constexpr,
+    A_ROWS: gl.constexpr,
+    B_ROWS: gl.constexpr,
+    PIECES: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """``acc`` and ``rest`` += A @ both blocks of columns of B over ``steps`` slots: ``multiply_steps`` of two products.
+
+    Without a batch, and for warpgroups that share tiles. Returns acc, rest, the next slot, its phase and the last slot.
+    """
+    sa, sb, _, full, empty, _ = ring
+    for step in range(steps):
+        mbarrier.wait(full.index(slot), phase)
+        x, y, z = sa.index(slot * PIECES + WHICH), sb.index(slot), sb_rest.index(slot)
+        left = x if A_ROWS else x.permute((1, 0))
+        acc = warpgroup_mma(left, y if B_ROWS else y.permute((1, 0)), acc, is_async=True)
+        rest = warpgroup_mma(left, z if B_ROWS else z.permute((1, 0)), rest, is_async=True)
+        # One step stays in flight; the one before it has read its slot.
+        acc, rest = warpgroup_mma_wait(num_outstanding=2, deps=(acc, rest))
+        mbarrier.arrive(empty.index(last), count=1, pred=step > 0)
+        last = slot
+        slot, phase = next_slot(slot, phase, STAGES)
+    acc, rest = warpgroup_mma_wait(num_outstanding=0, deps=(acc, rest))
+    mbarrier.arrive(empty.index(last), count=1)
+    return acc, rest, slot, phase, last
+
+
+@gluon.jit
+def multiply(
+    what,
     WHICH: gl.constexpr,
     A_ROWS: gl.constexpr,
     B_ROWS: gl.constexpr,
@@ -221,30 +157,30 @@ def multiply(
     C_SHARED: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
-    added,
     HAS_C0: gl.constexpr,
     C0_EACH: gl.constexpr,
     LOWER: gl.constexpr,
-    partial,
-    cut,
     CUT: gl.constexpr,
+    REST: gl.constexpr,
 ):
-    """C = act(alpha * A @ B + beta * C0 + bias) on warpgroup WHICH's share of this program's tiles (WHICH is 0 or 1).
+    """C = act(alpha * A @ B + beta * C0 + bias) on warpgroup WHICH's share of this program's tiles.
 
-    With 2 PIECES (cooperative): rows WHICH * 64 to WHICH * 64 + 63 of each tile. With 1 (ping-pong): every other tile,
-    so that one group writes while the other multiplies. ``result``, ``added`` and ``extent``: see ``write_tile`` and
-    ``load_operands``. Of a tile that is CUT along k, each part of A @ B goes to ``partial``.
+    With 2 or 3 PIECES (cooperative): rows WHICH * 64 to WHICH * 64 + 63 of each tile. With 1 (ping-pong): every other
+    tile, so that one group writes while the other multiplies. ``what`` is (result, ring, extent, added, partial, cut,
+    sb_rest): see ``write_tile`` and ``load_operands``. Of a tile that is CUT along k, each part of A @ B goes to
+    ``partial``. The last REST columns of a tile have accumulators of their own, and B's in ``sb_rest``: the extents of
+    Gluon's blocks are powers of two.
     """
+    result, ring, extent, added, partial, cut, sb_rest = what
     _, _, sc, _, _, order = ring
     previous_wait()
     PINGPONG: gl.constexpr = PIECES == 1
-    ROWS: gl.constexpr = 2 * HALF // PIECES
+    ROWS: gl.constexpr = rows_of_tile(PIECES) // PIECES
     WIDTH: gl.constexpr = sc.shape[len(sc.shape) - 1]
     # There are no registers for elements of four bytes, nor in ping-pong, where the other group multiplies meanwhile.
     EARLY: gl.constexpr = HAS_C0 and not PINGPONG and sc.dtype.primitive_bitwidth == 16
-    layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
-    )
+    MAIN: gl.constexpr = BLOCK_N - REST
+    layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, MAIN, 16])
     slot = 0
     phase = 0
     last = 0
@@ -259,18 +195,44 @@ def multiply(
             # A barrier shows only the parity of its phase, so none of these slots may be two phases behind: the other
             # group must have passed the ``full`` barriers of all slots of its tile first.
             mbarrier.wait(order.index(WHICH), (turn // 2 + 1 - WHICH) % 2)
-        held = load_bias(result, tile_n * BLOCK_N, BLOCK_N, 4, HAS_BIAS)
-        acc = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
-        row = tile_m * 2 * HALF + (0 if PINGPONG else WHICH * HALF)
+        held = load_bias(result, tile_n * BLOCK_N, MAIN, 4, HAS_BIAS)
+        acc = gl.zeros((ROWS, MAIN), gl.float32, layout)
+        row = tile_m * rows_of_tile(PIECES) + (0 if PINGPONG else WHICH * HALF)
         column = tile_n * BLOCK_N
         if EARLY:
             ahead = first_of_c0(acc, WIDTH, added, product, row, column, result[3], C0_EACH)
         else:
             ahead = held
-        acc, slot, phase, last, _none = multiply_steps(
-            acc, ring, steps, slot, phase, last, as_matrix, A_SHARED, B_SHARED, WHICH, A_ROWS, B_ROWS, PINGPONG, STAGES
-        )
+        if REST:
+            at_rest: gl.constexpr = gl.NVMMADistributedLayout(
+                version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, REST, 16]
+            )
+            held_rest = load_bias(result, column + MAIN, REST, 4, HAS_BIAS)
+            rest = gl.zeros((ROWS, REST), gl.float32, at_rest)
+            acc, rest, slot, phase, last = multiply_both(
+                acc, rest, ring, sb_rest, steps, slot, phase, last, WHICH, A_ROWS, B_ROWS, PIECES, STAGES
+            )
+        else:
+            acc, slot, phase, last, _none = multiply_steps(
+                acc,
+                ring,
+                steps,
+                slot,
+                phase,
+                last,
+                as_matrix,
+                A_SHARED,
+                B_SHARED,
+                WHICH,
+                A_ROWS,
+                B_ROWS,
+                PINGPONG,
+                STAGES,
+                PIECES=PIECES,
+            )
         first: gl.constexpr = WHICH * BUFFERS
+        if REST:
+            store_wait(0)  # a tile's blocks may be odd: then the last one's buffer is also the next tile's first one
         if CUT:
             is_whole = item < cut[0]
         else:
@@ -278,7 +240,7 @@ def multiply(
         if LOWER:
             write_lower(acc, result, sc, product, row, column, C_SHARED, first, added, HAS_C0, ahead, C0_EACH)
         elif not is_whole:
-            store_part(acc, partial, (item - cut[0]) * 2 + WHICH, layout)
+            store_part(acc, partial, (item - cut[0]) * PIECES + WHICH, layout)
         else:
             write_tile(
                 acc,
@@ -300,6 +262,22 @@ def multiply(
                 EARLY,
                 C0_EACH,
             )
+            if REST:
+                write_tile(
+                    rest,
+                    held_rest,
+                    result,
+                    sc,
+                    product,
+                    row,
+                    column + MAIN,
+                    at_rest,
+                    C_SHARED,
+                    first + MAIN // REST % BUFFERS,  # the blocks of a tile go on round-robin
+                    BUFFERS,
+                    HAS_BIAS,
+                    ACTIVATION,
+                )
     store_wait(0)
 
 
@@ -325,6 +303,7 @@ def wgmma_kernel(
     n,
     k,
     group_m,
+    b_rest,
     A_ROWS: gl.constexpr,
     B_ROWS: gl.constexpr,
     A_EACH: gl.constexpr,
@@ -341,7 +320,7 @@ def wgmma_kernel(
     C0_EACH: gl.constexpr,
     LOWER: gl.constexpr,
 ):
-    """c = act(alpha * a @ b + beta * c0 + bias) in tiles of 128 by BLOCK_N.
+    """c = act(alpha * a @ b + beta * c0 + bias) in tiles of 128 by BLOCK_N, or with 3 PIECES of 192 by BLOCK_N.
 
     ``a`` (m, k), ``b`` (k, n) and ``c`` (m, n) are tensor maps: f16 or bf16, and ``c`` may be f32; ``bias`` (n,) and
     ``c0`` (m, n), of contiguous rows ``c0m`` apart, are pointers or None; k >= 1. In a batch the maps have the axis
@@ -352,11 +331,18 @@ def wgmma_kernel(
     ``partial``: None, or of the tiles from ``whole`` on (see ``range_of``) the f32 accumulators of each part along k,
     (parts, tiles, 128, BLOCK_N). Tiles are then neither shared in turns nor of a lower triangle.
 
-    Runs on 4 warps, the first warpgroup, and 5 more that ``warp_specialize`` adds.
+    ``b_rest``: None, or a second map of ``b``, of blocks as wide as the last columns of a tile whose extent is no power
+    of two. There are then no batch, no ``c0`` and no ``partial``.
+
+    Runs on 4 warps, the first warpgroup, and 5 or 9 more that ``warp_specialize`` adds.
     """
     sa = gl.allocate_shared_memory(a.dtype, [STAGES * PIECES] + a.block_type.shape, a.layout)
     sb = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_type.shape, b.layout)
-    sc = gl.allocate_shared_memory(c.dtype, [2 * BUFFERS] + c.block_type.shape, c.layout)
+    sc = gl.allocate_shared_memory(c.dtype, [max(PIECES, 2) * BUFFERS] + c.block_type.shape, c.layout)
+    if b_rest is None:
+        sb_rest = sb
+    else:
+        sb_rest = gl.allocate_shared_memory(b.dtype, [STAGES] + b_rest.block_type.shape, b_rest.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     order = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -369,7 +355,7 @@ def wgmma_kernel(
     fence_async_shared()
     next_may_begin()
     ring = (sa, sb, sc, full, empty, order)
-    extent = (batch, gl.cdiv(m, 2 * HALF), gl.cdiv(n, BLOCK_N), gl.cdiv(k, BLOCK_K), group_m)
+    extent = (batch, gl.cdiv(m, rows_of_tile(PIECES)), gl.cdiv(n, BLOCK_N), gl.cdiv(k, BLOCK_K), group_m)
     HAS_BIAS: gl.constexpr = bias is not None
     HAS_C0: gl.constexpr = c0 is not None
     HAS_BATCH: gl.constexpr = c0_batch is not None
@@ -378,15 +364,16 @@ def wgmma_kernel(
     # A partition takes no None.
     cut = (whole, parts, depth) if CUT else (m,)
     added = (c0 if HAS_C0 else alpha, beta if HAS_C0 else alpha, c0m if HAS_C0 else m, c0_batch if HAS_BATCH else m, m)
+    REST: gl.constexpr = 0 if b_rest is None else b_rest.block_type.shape[1 if B_ROWS else 0]
+    what = (result, ring, extent, added, partial if CUT else alpha, cut, sb_rest)
+    # A tuple that has a name would have no constexprs: the partitions are listed by a comprehension.
     gl.warp_specialize(
         [
             (
                 multiply,
                 (
-                    result,
-                    ring,
-                    extent,
-                    0,
+                    what,
+                    which,
                     A_ROWS,
                     B_ROWS,
                     PIECES,
@@ -398,43 +385,15 @@ def wgmma_kernel(
                     C_SHARED,
                     HAS_BIAS,
                     ACTIVATION,
-                    added,
                     HAS_C0,
                     C0_EACH,
                     LOWER,
-                    partial if CUT else alpha,
-                    cut,
                     CUT,
+                    REST,
                 ),
-            ),
-            (
-                multiply,
-                (
-                    result,
-                    ring,
-                    extent,
-                    1,
-                    A_ROWS,
-                    B_ROWS,
-                    PIECES,
-                    BUFFERS,
-                    BLOCK_N,
-                    STAGES,
-                    A_SHARED,
-                    B_SHARED,
-                    C_SHARED,
-                    HAS_BIAS,
-                    ACTIVATION,
-                    added,
-                    HAS_C0,
-                    C0_EACH,
-                    LOWER,
-                    partial if CUT else alpha,
-                    cut,
-                    CUT,
-                ),
-            ),
-            (
+            )
+            if which < 3
+            else (
                 load_operands,
                 (
                     a,
@@ -454,9 +413,14 @@ def wgmma_kernel(
                     STAGES,
                     LOWER,
                     CUT,
+                    b_rest if REST else b,
+                    sb_rest,
+                    REST,
                 ),
-            ),
+            )
+            for which in ((0, 1, 2, 3) if PIECES == 3 else (0, 1, 3))
         ],
-        [4, 1],  # warps of the second and the third partition
-        [232, 40],  # registers of their threads
+        # Warps of the partitions after the first, and registers of their threads.
+        [4, 4, 1] if PIECES == 3 else [4, 1],
+        [160, 160, 32] if PIECES == 3 else [232, 40],
     )
