@@ -318,13 +318,13 @@ def test_hooks_hear_of_launches_where_a_profiler_installed_some(
 
 @pytest.mark.parametrize("bound", [False, True])
 def test_a_failed_launch_is_an_internal_error(
-    every: list[Launch], static: Recorder, monkeypatch: pytest.MonkeyPatch, bound: bool
+    plain: list[Launch], static: Recorder, monkeypatch: pytest.MonkeyPatch, bound: bool
 ) -> None:
     def failing(*args: Any) -> None:
         raise RuntimeError("CUDA driver error: invalid argument")
 
     monkeypatch.setattr(launcher, "_STATIC", failing)
-    loaded = Loaded.of(every[0])
+    loaded = Loaded.of(plain[0])
     call = partial(launcher.launch, [loaded.template.fill(loaded.values)]) if bound else loaded.launch
     with pytest.raises(tp.KernelInternal, match=r"launch of \w+ failed: CUDA driver error"):
         call(0)
