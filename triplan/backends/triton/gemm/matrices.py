@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from triplan.backends.triton.common.card import LINE_BYTES
 from triplan.descriptors import GemmBackwardDescriptor, Operand
 from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku.facts import fact
@@ -29,6 +30,17 @@ def unit_axis(o: Operand) -> int | None:
     first = len(o.shape) - 2
     unit = o.layout.unit_axis
     return None if unit is None or unit < first else unit - first
+
+
+def lies_across_lines(o: Operand) -> bool:
+    """Whether rows of a matrix, or its columns if these are contiguous, begin between lines of the L2 cache.
+
+    What a layout promises beyond 16 bytes is taken for lines, as copies in the workspace have them; rows of others to
+    be as far apart as they are long.
+    """
+    axis, itemsize = unit_axis(o), o.element.itemsize
+    beyond = o.layout.stride_multiple > vector_elements(itemsize)
+    return not beyond and o.shape[-1 if axis is None else len(o.shape) - 2 + axis] * itemsize % LINE_BYTES != 0
 
 
 def is_row_major(o: Operand) -> bool:

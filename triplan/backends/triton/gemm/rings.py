@@ -10,10 +10,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from triplan.backends.triton.common.card import LINE_BYTES, TERA_PER_US, TMA_ENDING, TMA_ROWS_PER_US
+from triplan.backends.triton.common.card import TERA_PER_US, TMA_ENDING, TMA_ROWS_PER_US
 from triplan.backends.triton.common.meeting_kernels import EPOCH
 from triplan.backends.triton.gemm.arguments import GROUP_M
-from triplan.backends.triton.gemm.matrices import is_row_major, unit_axis, vector_elements
+from triplan.backends.triton.gemm.matrices import is_row_major, lies_across_lines, unit_axis
 from triplan.backends.triton.gemm.tile_costs import activation_us, combined
 from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import Target
@@ -275,15 +275,11 @@ def lines_us(desc: MatrixProductDescriptor, ring: Ring) -> float:
     """Microseconds in which the lines that a tile's rows touch reach the multiprocessors, if those lie across lines.
 
     TMA reads 128 bytes of a row at a time. Between two lines these take both. Where rows begin at lines, the rates of
-    the rings say how fast operands come. What a layout promises beyond 16 bytes is taken for lines, as copies in the
-    workspace have them; rows of others to be as far apart as they are long.
+    the rings say how fast operands come.
     """
     touched = 0
     for operand, rows in ((desc.operand("a"), min(ring.m, desc.m)), (desc.operand("b"), min(ring.n, desc.n))):
-        axis, itemsize = unit_axis(operand), desc.element.itemsize
-        beyond = operand.layout.stride_multiple > vector_elements(itemsize)
-        pitch = 0 if beyond else operand.shape[-1 if axis is None else axis] * itemsize
-        touched += rows * (2 if pitch % LINE_BYTES else 1)
+        touched += rows * (2 if lies_across_lines(operand) else 1)
     if touched == min(ring.m, desc.m) + min(ring.n, desc.n):
         return 0.0
     return tiles_in(desc, ring) * touched * desc.k * desc.element.itemsize / (LINES_RATE * TERA_PER_US)

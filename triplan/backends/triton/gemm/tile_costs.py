@@ -24,6 +24,7 @@ from triplan.backends.triton.gemm.matrices import (
     has_elementwise_access,
     is_elementwise,
     is_row_major,
+    lies_across_lines,
     loads_single_halves,
     unit_axis,
 )
@@ -92,6 +93,9 @@ MFLOP_US = {
     MathPrecision.F32: {ArchSku.SM90A: MFlop(2.9, 9.0), ArchSku.SM80: MFlop(3.4, 9.0)},
     MathPrecision.F64: {ArchSku.SM90A: MFlop(1.9, 1.9), ArchSku.SM80: MFlop(3.9, 7.6)},
 }
+#: By how much longer a step takes where all of its rows lie across lines of the L2 cache. From seven products on an
+#: H200, which took 1.2 to 1.7 times as long as they were said to, by a run that is not published.
+ACROSS_LINES_SLOWER = 0.45
 #: Factor on tf32 that is multiplied by mma.sync on sm90a, in place of wgmma.
 TF32_WITHOUT_WGMMA = 1.6
 #: Elements of a thread up to which FMAs are slower: shared memory is read more often for each. From drawn products on
@@ -243,6 +247,9 @@ def tile_us(desc: MatrixProductDescriptor, tile: Tile, target: Target, pieces: i
     )
     along = tf32 and tile in TILES_TF32_ALONG and has_elementwise_access(desc)
     slower = max(ALONG_AT_ONCE[tile.n] / held, 1.0) if along else 1.0
+    if itemsize == 2 and target.arch is ArchSku.SM90A:  # (untimed elsewhere; wider elements take longer by themselves)
+        rows_across = sum(e for o, e in ((a, tile.m), (b, tile.n)) if lies_across_lines(o) and not is_elementwise(o))
+        slower *= 1 + ACROSS_LINES_SLOWER * rows_across / (tile.m + tile.n)
     compute = waves * steps * (computed + fed) * slower
     if pieces == 1:  # of pieces, another kernel writes C
         compute += waves * activation_us(desc, tile.m * tile.n)
