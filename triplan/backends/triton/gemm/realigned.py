@@ -112,7 +112,7 @@ def workspace(desc: MatrixProductDescriptor, target: Target) -> int:
     partial(
         hopper_kernel,
         name="realigned",
-        version=3,
+        version=4,
         supports=supports,
         rank=rank,
         workspace=workspace,

@@ -78,7 +78,7 @@ def workspace(desc: MatrixProductDescriptor, target: Target) -> int:
     partial(
         kernel,
         name="repacked",
-        version=7,
+        version=8,
         elements=("f32",),
         supports=supports,
         rank=rank,

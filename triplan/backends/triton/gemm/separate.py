@@ -117,7 +117,7 @@ def guarantee(desc: GemmBackwardDescriptor) -> Mapping[str, PrecisionGuarantee]:
 @kernel(
     op=BACKWARD,
     name="separate",
-    version=17,
+    version=18,
     elements=ELEMENTS,
     supports=supports,
     rank=rank,

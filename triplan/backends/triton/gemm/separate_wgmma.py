@@ -36,7 +36,7 @@ def supports(desc: GemmBackwardDescriptor, target: Target) -> Support:
 @hopper_kernel(
     op=BACKWARD,
     name="separate_wgmma",
-    version=15,
+    version=16,
     supports=supports,
     rank=partial(separate.rank, ways=WAYS),
     workspace=partial(separate.workspace, ways=WAYS),

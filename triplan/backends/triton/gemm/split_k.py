@@ -283,7 +283,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="split_k",
-        version=11,
+        version=12,
         elements=ELEMENTS,
         supports=supports,
         rank=rank,

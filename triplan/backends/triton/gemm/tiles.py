@@ -64,7 +64,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         kernel,
         name="tiles",
-        version=10,
+        version=11,
         elements=ELEMENTS,
         supports=supports,
         rank=rank,

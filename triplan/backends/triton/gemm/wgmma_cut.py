@@ -96,6 +96,7 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     partial(
         hopper_kernel,
         name="wgmma_cut",
+        version=2,
         supports=supports,
         rank=rank,
         workspace=workspace,
