@@ -35,7 +35,7 @@ CROSSED_PER_US = ((3600.0, 1800.0), (3200.0, 1800.0), (3000.0, 1000.0))
 SINGLE_ADJACENT_PER_US = (3200.0, 1800.0, 2000.0, 1500.0)
 #: As CROSSED_PER_US, of 16 bits where every operand is accessed by vectors of 16 bytes: where rows are not contiguous
 #: in the operand that is read, and where they are. And backward, where all operands but one at most are accessed by
-#: vectors of any length.
+#: vectors of any length, unless all are by those of 16 bytes and neighbours adjacent.
 VECTORS_PER_US, BACKWARD_VECTORS_PER_US = (4000.0, 4500.0), 2600.0
 #: Backward, of more bits, where rows are contiguous in all that is read, and only written ones are exchanged.
 WRITTEN_ACROSS_PER_US = 1000.0
@@ -81,8 +81,9 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
         """``several_per_us``."""
         r, f64 = self.rows, self.element is ElementKind.F64
         vectors = [r.vector_bytes(o) for o in r.operands]
-        forward, wide, backward, backward_wide = 2500.0, 1800.0, 2500.0, 1500.0
+        forward, wide, backward, backward_wide = self.several_per_us
         if not r.across:  # neighbouring rows are adjacent in some operands alone
+            backward = 2500.0
             written = all(r.vector_bytes(o) == 16 for o in r.operands if o.is_written)
             along = any(map(r.is_along, self.read_first))
             forward, wide = CROSSED_PER_US[2 if along else not written]
@@ -96,7 +97,7 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
             forward, wide, backward, backward_wide = SINGLE_ADJACENT_PER_US
         if r.across and f64 and not self.desc.op.startswith("log_"):
             backward_wide = F64_ADJACENT_PER_US
-        if self.by_vectors():
+        if self.by_vectors() and not (r.across and min(vectors) == 16):
             backward = BACKWARD_VECTORS_PER_US
         return forward, wide, backward, backward_wide
 
