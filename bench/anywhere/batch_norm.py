@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import triplan as tp
-from bench.anywhere.drawing import Draw, Peer, Tensors, described
+from bench.anywhere.drawing import Draw, Peer, Tensors, described, placed
 from triplan.testing.placing import write
 
 CHANNELS = (16, 32, 64, 96, 128, 192, 256, 512, 1024, 2048)
@@ -44,13 +44,15 @@ def complete(desc: Any, t: Tensors) -> None:
 
 
 def peers(desc: Any) -> dict[str, Peer]:
-    return {"torch": lambda t: _torchs(desc, t)}
+    return {"torch": placed(lambda t: _torchs(desc, t))}
 
 
 def _torchs(desc: Any, t: Tensors) -> Tensors:
     aten, x, weight = torch.ops.aten, t["x"], t.get("weight")
     if desc.op.startswith("group"):
-        t = {name: v.contiguous() for name, v in t.items()}  # as torch's autograd gives them to these two
+        # As torch's autograd gives inputs to these two. Results are ``placed``: what is in them is not read.
+        written = {o.name for o in desc.operands() if o.is_written}
+        t = {name: v.contiguous() for name, v in t.items() if name not in written}
         x, weight = t["x"], t.get("weight")
         sizes = (desc.batch, desc.channels, desc.pixels, desc.groups)
         if desc.op == "group_norm":

@@ -110,6 +110,20 @@ def test_what_follows_from_other_inputs_is_not_expanded(op: str, monkeypatch: py
     assert expanded
 
 
+@pytest.mark.parametrize(("op", "result"), [(op, "dx" if "backward" in op else "out") for op in ops_of("batch_norm")])
+def test_torch_writes_normalised_channels_where_ours_are(op: str, result: str) -> None:
+    """Of one pixel and a gap behind each element: packed results would be a fraction of the memory that ours writes."""
+    fields = {"groups": 2} if op.startswith("group") else {}
+    desc = drawing.described(op, element="f32", batch=3, channels=4, pixels=1, weight=True, bias=True, **fields)
+    lying = {o.name: drawing.memory(o, "padded" if o.name == result else "packed") for o in desc.operands()}
+    desc = desc.replace(layouts={o.name: lying[o.name].layout(o) for o in desc.operands() if o.is_tensor})
+    c = Case(0, desc, lying)
+    t = tensors(c, torch.device("cpu"), torch.Generator().manual_seed(0))
+    found = drawing.family_of(op).peers(desc)["torch"](t)[result]
+    assert found.data_ptr() == t[result].data_ptr()
+    assert found.stride(1) == 9
+
+
 def test_factors_are_odd() -> None:
     """Products of even ones vanish, and are then not written any more."""
     for seed in range(20):
