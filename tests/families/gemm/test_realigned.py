@@ -63,6 +63,19 @@ def test_parts_of_tiles_lie_behind_the_copies() -> None:
     assert plan.workspace_size() == copied + cut.nbytes
 
 
+def test_with_workspace_for_copies_alone_no_tile_is_cut() -> None:
+    """Kernels without copies take several times as long."""
+    desc = ODD.replace(m=261, n=2047, k=6019)
+    copied = 2 * (261 * 6080 + 6019 * 2048 + 261 * 2048)
+    assert tp.plan(desc, target=H200).workspace_size() > copied
+    for most in (copied, tp.plan(desc, target=H200).workspace_size() - 1):
+        plan = tp.plan(desc, target=H200, max_workspace_bytes=most)
+        assert (plan.sku().kernel, plan.workspace_size()) == ("realigned", copied)
+        assert [x.kernel.__name__ for x in plan.launches].count("parts_kernel") == 0
+        assert "whole tiles, for its workspace" in plan.explain()
+    assert tp.plan(desc, target=H200, max_workspace_bytes=copied - 1).sku().kernel != "realigned"
+
+
 def test_where_it_is_chosen() -> None:
     assert tp.plan(ODD, target=H200).sku().kernel == "realigned"
     assert tp.plan(ODD.replace(n=2048, k=2048), target=H200).sku().kernel.startswith("wgmma")
@@ -81,6 +94,19 @@ def test_gradients_take_what_suits_each() -> None:
     assert sum(name.startswith("wgmma") for name in names) == 2
     with pytest.raises(tp.Unsupported, match="without TMA"):
         required(backward(64, 31, 1, "bf16", (1, 1, 0)), "separate_wgmma", H200)
+
+
+def test_gradients_with_workspace_for_copies_alone_cut_no_tile() -> None:
+    odd = backward(6019, 2047, 261, "bf16", (1, 1, 0))
+    cut = tp.plan(odd, target=H200)
+    assert "parts_kernel" in [x.kernel.__name__ for x in cut.launches]
+    plan = tp.plan(odd, target=H200, max_workspace_bytes=cut.workspace_size() - 1)
+    names = [x.kernel.__name__ for x in plan.launches]
+    assert plan.sku().kernel == "separate_wgmma"
+    assert sum(name.startswith("wgmma") for name in names) == 2
+    assert "parts_kernel" not in names
+    assert "whole tiles, for its workspace" in plan.explain()
+    assert plan.workspace_size() < cut.workspace_size()
 
 
 def problems(element: str) -> Iterator[tp.Descriptor]:

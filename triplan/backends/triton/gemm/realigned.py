@@ -8,11 +8,12 @@ column-major C is row-major where the product computes its transpose, unless a b
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
 from triplan.backends.runtime.launch import Launch
-from triplan.backends.table import Build
+from triplan.backends.table import Build, Configuration
 from triplan.backends.triton.gemm import copies, tma, wgmma, wgmma_cut, wgmma_tiles
 from triplan.backends.triton.gemm.copies import MatrixCopy
 from triplan.backends.triton.gemm.entries import for_products, hopper_kernel
@@ -73,13 +74,16 @@ class _Kernel(NamedTuple):
     build: Build
 
 
-def _kernel_of(desc: MatrixProductDescriptor, target: Target) -> _Kernel:
-    """The cheapest; ``wgmma_tiles`` takes no batches, and ``wgmma_cut`` needs tiles to cut."""
+def _kernel_of(desc: MatrixProductDescriptor, target: Target, cuts: bool = True) -> _Kernel:
+    """The cheapest; ``wgmma_tiles`` takes no batches, and ``wgmma_cut`` needs tiles to cut.
+
+    Without ``cuts`` no tile is cut.
+    """
     inner = _inner(desc)
     found = [_Kernel(wgmma.rank(inner, target), 0, wgmma.wgmma)]
     if isinstance(inner, GemmDescriptor):
         found.append(_Kernel(wgmma_tiles.rank(inner, target), 0, wgmma_tiles.wgmma_tiles))
-    if wgmma_cut.supports(inner, target, roomy=True):
+    if cuts and wgmma_cut.supports(inner, target, roomy=True):
         found.append(_Kernel(wgmma_cut.rank(inner, target), wgmma_cut.workspace(inner, target), wgmma_cut.wgmma_cut))
     return min(found, key=lambda kernel: kernel.us)
 
@@ -93,19 +97,40 @@ def supports(desc: MatrixProductDescriptor, target: Target) -> Support:
     return copies.counted(moved) and tma.supports(_inner(desc), target, roomy)
 
 
-def rank(desc: MatrixProductDescriptor, target: Target) -> float:
+def rank(desc: MatrixProductDescriptor, target: Target, cuts: bool = True) -> float:
     """Estimated microseconds."""
-    moved, product = _moved(desc), _kernel_of(desc, target).us
+    moved, product = _moved(desc), _kernel_of(desc, target, cuts).us
     if any(copy.operand.name != "c" for copy in moved):
         product *= PRODUCT_SLOWER
     return sum(copy.cost_us for copy in moved) + product
 
 
-def workspace(desc: MatrixProductDescriptor, target: Target) -> int:
+def workspace(desc: MatrixProductDescriptor, target: Target, cuts: bool = True) -> int:
     """Bytes of the copies, and of parts of tiles behind them; none for an empty C."""
     if desc.operand("c").numel == 0:
         return 0
-    return copies.workspace_bytes(_moved(desc)) + _kernel_of(desc, target).workspace
+    return copies.workspace_bytes(_moved(desc)) + _kernel_of(desc, target, cuts).workspace
+
+
+def launches(desc: MatrixProductDescriptor, target: Target, cuts: bool = True) -> list[Launch]:
+    """The copies, the product on them, and the copy of C; nothing for an empty C."""
+    if desc.operand("c").numel == 0:
+        return []
+    product = _turned(desc)
+    found = copies.around(_moved(desc), _kernel_of(desc, target, cuts).build(_inner(desc), target))
+    return [product.on_operands(x) for x in found] if product else found
+
+
+def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str, Configuration]:
+    """If tiles are cut, also with whole ones, so that nothing but the copies needs workspace."""
+    if workspace(desc, target) == workspace(desc, target, cuts=False):
+        return {}
+    return {
+        name: Configuration(
+            rank(desc, target, cuts), partial(launches, desc, target, cuts), workspace(desc, target, cuts)
+        )
+        for name, cuts in (("cut tiles", True), ("whole tiles", False))
+    }
 
 
 @for_products(
@@ -118,11 +143,8 @@ def workspace(desc: MatrixProductDescriptor, target: Target) -> int:
         workspace=workspace,
         guarantee=guarantee,
         layout=layout,
+        configurations=configurations,
     )
 )
 def realigned(desc: MatrixProductDescriptor, target: Target) -> list[Launch]:
-    if desc.operand("c").numel == 0:
-        return []
-    product = _turned(desc)
-    found = copies.around(_moved(desc), _kernel_of(desc, target).build(_inner(desc), target))
-    return [product.on_operands(x) for x in found] if product else found
+    return launches(desc, target)

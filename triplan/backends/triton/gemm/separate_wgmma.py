@@ -6,9 +6,11 @@ need copies (``realigned``), while the other is a matrix times a vector.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 from triplan.backends.runtime.launch import Launch
+from triplan.backends.table import Configuration
 from triplan.backends.triton.gemm import realigned, separate, tma, wgmma, wgmma_cut, wgmma_tiles
 from triplan.backends.triton.gemm.entries import BACKWARD, hopper_kernel
 from triplan.backends.triton.gemm.matrices import backward_layout
@@ -23,6 +25,17 @@ TMA_WAYS = (
     Way(realigned.supports, realigned.rank, realigned.workspace, realigned.realigned),
 )
 WAYS = (*separate.WAYS, *TMA_WAYS)
+#: Those whose tiles are whole: of TMA's only copies need workspace.
+WHOLE_WAYS = (
+    *separate.WAYS,
+    *TMA_WAYS[:2],
+    Way(
+        realigned.supports,
+        partial(realigned.rank, cuts=False),
+        partial(realigned.workspace, cuts=False),
+        partial(realigned.launches, cuts=False),
+    ),
+)
 
 
 def supports(desc: GemmBackwardDescriptor, target: Target) -> Support:
@@ -31,6 +44,19 @@ def supports(desc: GemmBackwardDescriptor, target: Target) -> Support:
     if not any(way in TMA_WAYS for way in chosen):
         return Support.no("for every product a kernel without TMA is estimated to be faster: as separate")
     return separate.supports(desc, target, WAYS)
+
+
+def configurations(desc: GemmBackwardDescriptor, target: Target) -> Mapping[str, Configuration]:
+    """If tiles of a product are cut, also with whole ones, which need less workspace."""
+    found = {
+        name: Configuration(
+            separate.rank(desc, target, ways),
+            partial(separate.launches, desc, target, ways),
+            separate.workspace(desc, target, ways),
+        )
+        for name, ways in (("cut tiles", WAYS), ("whole tiles", WHOLE_WAYS))
+    }
+    return found if found["whole tiles"].workspace < found["cut tiles"].workspace else {}
 
 
 @hopper_kernel(
@@ -42,6 +68,7 @@ def supports(desc: GemmBackwardDescriptor, target: Target) -> Support:
     workspace=partial(separate.workspace, ways=WAYS),
     guarantee=separate.guarantee,
     layout=backward_layout,
+    configurations=configurations,
 )
 def separate_wgmma(desc: GemmBackwardDescriptor, target: Target) -> list[Launch]:
     return separate.launches(desc, target, WAYS)
