@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
-from triplan.backends.runtime.launch import Arg, Copy, Int, Launch, Scratch, power_of_two_in
+from triplan.backends.runtime.launch import Arg, Copy, Int, Launch, Scratch
 from triplan.backends.triton.attention.tma import VECTOR, unmappable
 from triplan.backends.triton.common.copied import on_copies
 from triplan.backends.triton.common.copied_kernels import matrices_copy_kernel
-from triplan.backends.triton.common.offsets import bits, ceil_power, divisor, padded_bytes
+from triplan.backends.triton.common.offsets import bits, ceil_power, divisible_extent, divisor, padded_bytes
 from triplan.backends.triton.common.strides import Along, continues, known_strides, stride_arg
 from triplan.backends.triton.common.tiles import fits_grid
 from triplan.descriptors import Operand, packed_strides
@@ -116,9 +116,9 @@ class RowsCopy(NamedTuple):
         return {
             own: bits(o),
             other: Scratch(offset, o.element.bits),
-            "rows": extent(row.size),
-            f"{own}_columns": extent(o.shape[-1]),
-            f"{other}_columns": extent(self.columns),
+            "rows": divisible_extent(row.size),
+            f"{own}_columns": divisible_extent(o.shape[-1]),
+            f"{other}_columns": divisible_extent(self.columns),
             f"{own}_m": _stride(o, row.own),
             f"{own}_n": _stride(o, along),
             f"{other}_m": _stride(o, row.copy),
@@ -146,10 +146,6 @@ def launch(copies: Sequence[RowsCopy], offsets: Sequence[int]) -> Launch:
 def _stride(o: Operand, stride: int | Along) -> Arg:
     """None for 1."""
     return None if stride == 1 else stride_arg(o, stride)
-
-
-def extent(n: int) -> Int:
-    return Int(n, n >= 2**31, power_of_two_in(n))
 
 
 @fact

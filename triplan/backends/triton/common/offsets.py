@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import triton.language as tl
 
-from triplan.backends.runtime.launch import Arg, Int, Ptr, Stride
+from triplan.backends.runtime.launch import Arg, Int, Ptr, Stride, power_of_two_in
 from triplan.descriptors import Descriptor, Operand, packed_strides
 from triplan.sku import ElementKind
 
@@ -45,6 +45,12 @@ def layout(desc: Descriptor) -> str:
 def extent_int(n: int) -> Int:
     """An extent that indices are compared with: 64 bits only where it needs them."""
     return Int(n, wide=n >= 2**31)
+
+
+def divisible_extent(n: int) -> Int:
+    """An extent with the power of two that divides it: rows of that length begin at vectors. Of 64 bits where the lanes
+    of a last block may run past 31."""
+    return Int(n, n >= I32_LIMIT, power_of_two_in(n))
 
 
 def padded(items: Iterable[Arg], filler: Arg) -> tuple[Arg, ...]:

@@ -56,6 +56,12 @@ def waves_us(programs: int, nbytes: float, target: Target) -> float:
     return max(programs * nbytes / card.BYTES_PER_US, -(-programs // target.sm_count) * nbytes / card.SM_BYTES_PER_US)
 
 
+def combined(*limits: float, power: float) -> float:
+    """The p-norm of ``limits``: their maximum as ``power`` goes to infinity, their sum at 1."""
+    most = max(limits)
+    return most and most * float(sum((x / most) ** power for x in limits) ** (1 / power))
+
+
 def again_us(nbytes: float) -> float:
     """Reading ``nbytes`` once more: from the L2 cache while they fit."""
     return nbytes / (card.L2_BYTES_PER_US if nbytes <= card.L2_BYTES else card.BYTES_PER_US)

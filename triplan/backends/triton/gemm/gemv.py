@@ -23,6 +23,7 @@ from triplan.backends.triton.common.card import (
     WARP_THREADS,
 )
 from triplan.backends.triton.common.offsets import TL, ceil_power
+from triplan.backends.triton.common.tiles import combined
 from triplan.backends.triton.gemm import gemv_kernels as kernels, split_k
 from triplan.backends.triton.gemm.arguments import (
     THREE_PROGRAMS_REGISTERS,
@@ -34,7 +35,6 @@ from triplan.backends.triton.gemm.arguments import (
 from triplan.backends.triton.gemm.entries import ELEMENTS, for_products
 from triplan.backends.triton.gemm.guarantees import guarantee
 from triplan.backends.triton.gemm.matrices import elements_per_load, is_elementwise, layout, unit_axis, vector_elements
-from triplan.backends.triton.gemm.tile_costs import combined
 from triplan.descriptors import Operand
 from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import Support, Target

@@ -14,13 +14,13 @@ from functools import partial
 from triplan.backends.runtime.launch import Launch
 from triplan.backends.table import Configuration, kernel
 from triplan.backends.triton.common.card import BYTES_PER_US
+from triplan.backends.triton.common.tiles import combined
 from triplan.backends.triton.gemm import split_k
 from triplan.backends.triton.gemm.entries import for_products
 from triplan.backends.triton.gemm.guarantees import guarantee
 from triplan.backends.triton.gemm.matrices import is_elementwise, layout, unit_axis, vector_elements
 from triplan.backends.triton.gemm.mma_kernels import mma_kernel
 from triplan.backends.triton.gemm.split_k import Split
-from triplan.backends.triton.gemm.tile_costs import combined
 from triplan.backends.triton.gemm.tile_shapes import Tile, programs_of
 from triplan.descriptors import Operand
 from triplan.descriptors.gemm import MatrixProductDescriptor

@@ -15,14 +15,14 @@ from triplan.backends.runtime.launch import Launch
 from triplan.backends.table import kernel
 from triplan.backends.triton.common.card import BYTES_PER_US, MAX_THREAD_REGISTERS
 from triplan.backends.triton.common.offsets import TL
-from triplan.backends.triton.common.tiles import fits_grid
+from triplan.backends.triton.common.tiles import combined, fits_grid
 from triplan.backends.triton.gemm import outer_kernels as kernels
 from triplan.backends.triton.gemm.arguments import epilogue_arguments, extent, matrix_strides, pointer
 from triplan.backends.triton.gemm.entries import ELEMENTS, for_products
 from triplan.backends.triton.gemm.guarantees import guarantee
 from triplan.backends.triton.gemm.matrices import I32_COUNTER_LIMIT, layout, unit_axis
 from triplan.backends.triton.gemm.split_k import SUM_ELEMENTS
-from triplan.backends.triton.gemm.tile_costs import combined, stray_us
+from triplan.backends.triton.gemm.tile_costs import stray_us
 from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import Support, Target
 from triplan.sku.facts import fact

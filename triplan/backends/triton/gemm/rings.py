@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 from triplan.backends.triton.common.card import TERA_PER_US, TMA_ENDING, TMA_ROWS_PER_US
 from triplan.backends.triton.common.meeting_kernels import EPOCH
+from triplan.backends.triton.common.tiles import combined
 from triplan.backends.triton.gemm.arguments import GROUP_M
 from triplan.backends.triton.gemm.matrices import is_row_major, lies_across_lines, unit_axis
-from triplan.backends.triton.gemm.tile_costs import activation_us, combined
+from triplan.backends.triton.gemm.tile_costs import activation_us
 from triplan.descriptors.gemm import MatrixProductDescriptor
 from triplan.sku import Target
 from triplan.sku.facts import fact

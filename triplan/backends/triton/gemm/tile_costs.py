@@ -19,6 +19,7 @@ import math
 from typing import NamedTuple
 
 from triplan.backends.triton.common.card import MAX_THREAD_REGISTERS, SM_REGISTERS
+from triplan.backends.triton.common.tiles import combined
 from triplan.backends.triton.gemm.matrices import (
     elements_per_load,
     has_elementwise_access,
@@ -147,12 +148,6 @@ LATE_WORDS_US = 0.1
 GELU_US = {2: 0.2, 8: 0.6}
 #: Bytes of shared memory that CUDA reserves for each block.
 RESERVED_SHARED_BYTES = 1024
-
-
-def combined(*limits: float, power: float) -> float:
-    """The p-norm of ``limits``: their maximum as ``power`` goes to infinity, their sum at 1."""
-    most = max(limits)
-    return most and most * float(sum((x / most) ** power for x in limits) ** (1 / power))
 
 
 @fact  # asked of each tile

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 from triplan.backends.runtime.launch import Arg, Copy, Counter, Float, Int, Launch, Scalar, Scratch, TensorMap
 from triplan.backends.table import Configuration
 from triplan.backends.triton.common.card import BYTES_PER_US, LAUNCH_US
+from triplan.backends.triton.common.tiles import combined
 from triplan.backends.triton.gemm import column_sums, rings, split_k, tma, wgmma, wgmma_backward_kernels as kernels
 from triplan.backends.triton.gemm.arguments import pointer
 from triplan.backends.triton.gemm.entries import BACKWARD, hopper_kernel
@@ -24,7 +25,6 @@ from triplan.backends.triton.gemm.matrices import (
 )
 from triplan.backends.triton.gemm.products import Product, gradient_products
 from triplan.backends.triton.gemm.rings import Ring
-from triplan.backends.triton.gemm.tile_costs import combined
 from triplan.descriptors import GemmBackwardDescriptor, Operand
 from triplan.sku import SUPPORTED, ElementKind, PrecisionGuarantee, Support, Target
 from triplan.sku.facts import fact

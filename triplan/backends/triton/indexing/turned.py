@@ -12,7 +12,7 @@ from dataclasses import replace
 from triplan.backends.runtime.launch import Arg, Int, Launch, Scratch, power_of_two_in
 from triplan.backends.triton.common.card import BYTES_PER_US, COPIED_BYTES_PER_US, LAUNCH_US, MAX_THREAD_REGISTERS
 from triplan.backends.triton.common.copied_kernels import matrix_copy_kernel
-from triplan.backends.triton.common.offsets import I32_LIMIT, bits, ceil_power, extents, padded
+from triplan.backends.triton.common.offsets import bits, ceil_power, divisible_extent, extents, padded
 from triplan.backends.triton.common.strides import axis_strides
 from triplan.backends.triton.indexing.geometry import Geometry
 from triplan.descriptors import PACKED, packed_strides
@@ -89,9 +89,6 @@ def copy_launch(g: Geometry, to: Scratch) -> Launch:
     o, (row, col), (high, wide) = g.dense, _plane(g), _tile(g)
     others = [a for a in range(len(o.shape)) if a not in (row, col)]
 
-    def extent(n: int) -> Int:
-        return Int(n, n >= I32_LIMIT, power_of_two_in(n))
-
     def batch(found: tuple[Arg, ...]) -> Arg:
         """Of a stride for each axis those of the others, which number the matrices; None if there are none."""
         return padded((found[a] or Int(1, True) for a in others), Int(0, True, 16)) if others else None
@@ -105,9 +102,9 @@ def copy_launch(g: Geometry, to: Scratch) -> Launch:
         {
             "source": bits(o),
             "out": replace(to, element=o.element.bits),
-            "rows": extent(o.shape[row]),
-            "source_columns": extent(o.shape[col]),
-            "out_columns": extent(width),
+            "rows": divisible_extent(o.shape[row]),
+            "source_columns": divisible_extent(o.shape[col]),
+            "out_columns": divisible_extent(width),
             "source_n": lies[col],
             "source_batch": batch(lies),
             "out_m": copy[row],

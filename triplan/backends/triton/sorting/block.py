@@ -7,7 +7,7 @@ from typing import Any
 from triplan.backends.runtime.launch import Int, Launch
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power
-from triplan.backends.triton.common.tiles import fits_grid, waves_us
+from triplan.backends.triton.common.tiles import combined, fits_grid, waves_us
 from triplan.backends.triton.sorting import block_kernels as kernels, turned
 from triplan.backends.triton.sorting.shared import (
     SELECTIONS,
@@ -17,7 +17,6 @@ from triplan.backends.triton.sorting.shared import (
     kept_args,
     kept_of,
     key_constants,
-    overlapped,
     row_args,
     sorting_kernel,
 )
@@ -65,7 +64,7 @@ def supports(desc: Ordered, target: Target) -> Support:
 def rank(desc: Ordered, target: Target) -> float:
     written = sum(o.element.itemsize for o in desc.operands() if o.is_written)
     moved = desc.n * desc.element.itemsize + kept_of(desc)[1] * written
-    us = overlapped(OVERLAP, waves_us(max(desc.rows, 1), moved, target), ordered_us(desc, desc.n, target))
+    us = combined(waves_us(max(desc.rows, 1), moved, target), ordered_us(desc, desc.n, target), power=OVERLAP)
     return LAUNCH_US + us + turned.across_us(desc, READS)
 
 

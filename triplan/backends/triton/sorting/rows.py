@@ -6,7 +6,7 @@ from triplan.backends.runtime.launch import Launch, power_of_two_in
 from triplan.backends.triton.common.card import LAUNCH_US
 from triplan.backends.triton.common.offsets import ceil_power, extent_int
 from triplan.backends.triton.common.strides import count, known_strides
-from triplan.backends.triton.common.tiles import fits_grid, waves_us
+from triplan.backends.triton.common.tiles import combined, fits_grid, waves_us
 from triplan.backends.triton.sorting import rows_kernels as kernels
 from triplan.backends.triton.sorting.shared import (
     SELECTIONS,
@@ -16,7 +16,6 @@ from triplan.backends.triton.sorting.shared import (
     kept_args,
     kept_of,
     key_constants,
-    overlapped,
     row_args,
     sorting_kernel,
 )
@@ -102,7 +101,7 @@ def rank(desc: Ordered, target: Target) -> float:
     part, warps = (held_of(desc) / ITEMS) ** 2, warps_of(desc)
     alone = wide * (part * (ALONE_US + lanes * LANE_ALONE_US) + shared * warps * SHARED_ALONE_US)
     alone += (split_of(desc) - 1) * ACCESS_US + (BETWEEN_US if size == 8 else 0.0)
-    us = overlapped(OVERLAP, waves_us(programs, moved, target), -(-programs // target.sm_count) * each)
+    us = combined(waves_us(programs, moved, target), -(-programs // target.sm_count) * each, power=OVERLAP)
     return LAUNCH_US + max(us, alone)
 
 

@@ -118,10 +118,3 @@ def descending(desc: RowOrderProblem) -> bool:
     """Whether the order that elements are taken in is descending."""
     found: bool = getattr(desc, "descending", getattr(desc, "largest", False))
     return found
-
-
-def overlapped(power: float, *limits: float) -> float:
-    """The p-norm of ``limits``, which slow each other down where they are close; their maximum as ``power`` goes to
-    infinity."""
-    found: float = sum(us**power for us in limits) ** (1 / power)
-    return found

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from triplan.backends.runtime.launch import Arg, Int, Launch, Ptr, Scratch, power_of_two_in
+from triplan.backends.runtime.launch import Arg, Launch, Ptr, Scratch
 from triplan.backends.triton.common.card import COPIED_BYTES_PER_US, LAUNCH_US, SECTOR
 from triplan.backends.triton.common.copied_kernels import matrix_copy_kernel
-from triplan.backends.triton.common.offsets import I32_LIMIT, ceil_power, padded_bytes
+from triplan.backends.triton.common.offsets import ceil_power, divisible_extent, padded_bytes
 from triplan.backends.triton.common.strides import known_strides, stride_arg
 from triplan.backends.triton.sorting.shared import Ordered, bits, integers
 from triplan.descriptors import PACKED, Operand
@@ -89,7 +89,7 @@ def _copy(o: Operand, source: Arg, out: Arg) -> Launch:
     high, wide = min(ceil_power(rows), side), min(ceil_power(columns), side)
     if min(high, wide) < SIDE:  # few rows or columns
         high, wide = min(ceil_power(rows), ELEMENTS // wide), min(ceil_power(columns), ELEMENTS // high)
-    apart = {"m": replace(_extent(columns), wide=True), "n": stride_arg(o, known_strides(o, 2)[1])}
+    apart = {"m": replace(divisible_extent(columns), wide=True), "n": stride_arg(o, known_strides(o, 2)[1])}
     packed, given = ("source", "out") if o.is_written else ("out", "source")
     return Launch(
         matrix_copy_kernel,
@@ -97,9 +97,9 @@ def _copy(o: Operand, source: Arg, out: Arg) -> Launch:
         {
             "source": source,
             "out": out,
-            "rows": _extent(rows),
-            "source_columns": _extent(columns),
-            "out_columns": _extent(columns),
+            "rows": divisible_extent(rows),
+            "source_columns": divisible_extent(columns),
+            "out_columns": divisible_extent(columns),
             f"{packed}_m": apart["m"],
             f"{given}_n": apart["n"],
             "source_batch": None,
@@ -109,7 +109,3 @@ def _copy(o: Operand, source: Arg, out: Arg) -> Launch:
         {f"{packed}_n": 1, f"{given}_m": 1, "ROWS": high, "COLUMNS": wide},
         num_warps=WARPS,
     )
-
-
-def _extent(n: int) -> Int:
-    return Int(n, n >= I32_LIMIT, power_of_two_in(n))
