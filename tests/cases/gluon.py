@@ -32,7 +32,7 @@ MODULES = {
     family.__name__.rpartition(".")[2]: [
         module
         for name, module in vars(family).items()
-        if name.startswith(("wgmma", "banded", "mma", "fma")) and name.endswith("_kernels")
+        if name.startswith(("wgmma", "banded", "mma", "fma", "cuts")) and name.endswith("_kernels")
     ]
     + [meeting_kernels, rings_kernels]
     for family in (attention, conv, gemm)

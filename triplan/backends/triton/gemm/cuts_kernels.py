@@ -1,13 +1,23 @@
-"""Kernel that adds up the parts of the tiles that a kernel before it has cut along k."""
+"""Parts of tiles that are cut along k: how a kernel writes them (Gluon), and the kernel that adds them up."""
 
 # mypy: ignore-errors
 # (Triton's language is not typed; these bodies are compiled, not executed as Python.)
 
 import triton.language as tl
 
+from triplan.backends.runtime.gluon import gl, gluon
 from triplan.backends.runtime.jit import jit
 from triplan.backends.triton.common.overlap import begin
 from triplan.backends.triton.gemm.tiles_kernels import epilogue, tile_of
+
+
+@gluon.jit
+def store_part(acc, partial, place, layout: gl.constexpr):
+    """partial[place] = acc; ``partial`` (places, rows, columns) is packed, in f32."""
+    row = gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, layout))
+    column = gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, layout))
+    at = partial + place * (acc.shape[0] * acc.shape[1])
+    gl.store(at + (row * acc.shape[1])[:, None] + column[None, :], acc)
 
 
 @jit

@@ -199,61 +199,71 @@ def _stores_singly(desc: MatrixProductDescriptor) -> bool:
     return is_row_major(c) and is_elementwise(c)
 
 
-def _is_summed(p: Problem, split: Division) -> bool:
+def _is_summed(p: Problem, division: Division) -> bool:
     """Whether a second launch writes C: it sums pieces, or spares this one an epilogue whose registers would spill."""
-    if isinstance(split, Cut):
+    if isinstance(division, Cut):
         return False
     desc = p.desc
     unit = unit_axis(desc.operand("c"))
     heavy = desc.reads_c0 or desc.saves_pre or desc.activation == "gelu" or unit is None
     # A thread that stores along columns has elements of every column of its warp, and biases.
-    heavy = heavy or (unit == 0 and desc.epilogue != "identity" and split.tile.n >= WARP_N)
+    heavy = heavy or (unit == 0 and desc.epilogue != "identity" and division.tile.n >= WARP_N)
     if _stores_singly(desc):
-        heavy = heavy or _is_narrow(p, split) or (split.tile.m <= LEAST_M and desc.epilogue != "identity")
-    return heavy or split.count(desc.k) > 1
+        heavy = heavy or _is_narrow(p, division) or (division.tile.m <= LEAST_M and desc.epilogue != "identity")
+    return heavy or division.count(desc.k) > 1
 
 
-def _is_narrow(p: Problem, split: Division) -> bool:
+def _is_narrow(p: Problem, division: Division) -> bool:
     """Whether stores of single elements would spill registers: in narrow tiles of a row-major A."""
-    return split.tile.n < WARP_N and is_row_major(_factors(p)[0])
+    return division.tile.n < WARP_N and is_row_major(_factors(p)[0])
 
 
-def _leading(p: Problem, split: Division) -> int:
+def _leading(p: Problem, division: Division) -> int:
     """Elements from one row of partial sums to the next."""
     vector = vector_elements(p.desc.sums.itemsize)
-    return -(-p.desc.n // vector) * vector if _is_narrow(p, split) else padded_columns(p.desc)
+    return -(-p.desc.n // vector) * vector if _is_narrow(p, division) else padded_columns(p.desc)
 
 
-def _partial_bytes(p: Problem, split: Division) -> int:
+def _partial_bytes(p: Problem, division: Division) -> int:
     """Exact bytes of the partial sums."""
-    if isinstance(split, Cut):
-        return split.nbytes
-    return pieces_bytes(p.desc, split.count(p.desc.k), _leading(p, split)) if _is_summed(p, split) else 0
+    if isinstance(division, Cut):
+        return division.nbytes
+    return pieces_bytes(p.desc, division.count(p.desc.k), _leading(p, division)) if _is_summed(p, division) else 0
 
 
-def launches(desc: MatrixProductDescriptor, split: Division, copied: bool = True) -> list[Launch]:
+def launches(desc: MatrixProductDescriptor, division: Division, copied: bool = True) -> list[Launch]:
     """Copies, ``fma_kernel``, and the sums of its pieces; nothing for an empty C."""
     if desc.operand("c").numel == 0:
         return []
     p, product = problem_of(desc, copied), turned(desc)
-    found = copies.around(p.copies, _on_lines(p, split))
+    found = copies.around(p.copies, _on_lines(p, division))
     return found if product is None else [product.on_operands(x) for x in found]
 
 
-def _on_lines(p: Problem, split: Division) -> list[Launch]:
+def _on_lines(p: Problem, division: Division) -> list[Launch]:
     """The launches on factors with unit stride."""
-    desc, tile, summed, (a, b) = p.desc, split.tile, _is_summed(p, split), _factors(p)
+    desc, tile, summed, (a, b) = p.desc, division.tile, _is_summed(p, division), _factors(p)
     args, constants = product_arguments(copies.of_copies(desc, p.copies), tile)
     del constants["WHOLE_K"], constants["PRECISION"]
     cut: dict[str, Arg] = {"c": pointer(desc.operand("c")), **dict.fromkeys(("depth", "partial", "whole", "rest"))}
-    result, leading = desc, _leading(p, split)
+    result, leading = desc, _leading(p, division)
     rows, columns = a.shape[-2], b.shape[-1]
     # In the tile of few columns, vectors of B spill registers where single elements of columns of A are copied.
     b_vector = 1 if tile.n <= LEAST_N and _vector(a) == 1 and not is_row_major(a) else _vector(b)
-    if isinstance(split, Split) and summed:
+    programs, after = programs_of(desc, tile), []
+    if isinstance(division, Cut):
+        programs, after = division.items, [cuts.sum_launch(desc, division, GROUP_M)]
+        cut |= {
+            **cuts.arguments(division),
+            "rest": Int(division.rest),
+            "depth": Int(division.depth * tile.k, divisibility=tile.k),
+        }
+    elif summed:
+        pieces = division.count(desc.k)
+        programs, after = pieces * programs, [sum_launch(desc, pieces, leading)]
         plain = {"epilogue": "identity", "reads_c0": False, "saves_pre": False, "symmetric": False, "layouts": {}}
         result = desc.replace(n=leading, **plain)
-        depth = split.depth(desc.k)
+        depth = division.depth(desc.k)
         cut |= {"c": Scratch(0, desc.sums), "depth": Int(depth, divisibility=power_of_two_in(depth))}
         args["n"] = extent(leading, desc.sums.itemsize)
     epilogue, known = epilogue_arguments(result)
@@ -262,16 +272,10 @@ def _on_lines(p: Problem, split: Division) -> list[Launch]:
         epilogue["c_batch"] = Int(slab, wide=True, divisibility=power_of_two_in(slab))
         del epilogue["alpha"]
         known["alpha"] = 1.0
-    if isinstance(split, Cut):
-        cut |= {
-            **cuts.arguments(split),
-            "rest": Int(split.rest),
-            "depth": Int(split.depth * tile.k, divisibility=tile.k),
-        }
     warps_n = -(-tile.n // WARP_N)
     launch = Launch(
         fma_kernel,
-        split.items if isinstance(split, Cut) else split.count(desc.k) * programs_of(desc, tile),
+        programs,
         {
             **args,
             **epilogue,
@@ -298,32 +302,30 @@ def _on_lines(p: Problem, split: Division) -> list[Launch]:
         overlaps=True,
         max_registers=MAX_THREAD_REGISTERS,
     )
-    if isinstance(split, Cut):
-        return [launch, cuts.sum_launch(desc, split, GROUP_M)]
-    return [launch, sum_launch(desc, split.count(desc.k), leading)] if summed else [launch]
+    return [launch, *after]
 
 
-def fma_us(desc: MatrixProductDescriptor, split: Division, target: Target, copied: bool = True) -> float:
+def fma_us(desc: MatrixProductDescriptor, division: Division, target: Target, copied: bool = True) -> float:
     """Estimated microseconds."""
     p = problem_of(desc, copied)
-    desc, tile, slots = p.desc, split.tile, _slots(split.tile, target)
-    if isinstance(split, Cut):
-        rounds = -(-split.rest * split.parts // slots)
-        waves, steps = split.whole // slots + rounds, split.whole // slots * desc.k + rounds * split.depth * tile.k
+    desc, tile, slots = p.desc, division.tile, _slots(division.tile, target)
+    if isinstance(division, Cut):
+        full, rounds = division.whole // slots, -(-division.rest * division.parts // slots)
+        waves, along_k = full + rounds, full * desc.k + rounds * division.depth * tile.k
     else:
-        waves = -(-split.count(desc.k) * programs_of(desc, tile) // slots)
-        steps = waves * split.depth(desc.k)
-    computed = steps * _step_us(p, tile, waves)
+        waves = -(-division.count(desc.k) * programs_of(desc, tile) // slots)
+        along_k = waves * division.depth(desc.k)
+    computed = along_k * _step_us(p, tile, waves)
     found = FIXED_US + computed + max(waves - 1, 0) * BETWEEN_US + sum(copy.cost_us for copy in p.copies)
-    if isinstance(split, Cut):
-        found += cuts.sum_us(split)
-    elif _is_summed(p, split):
+    if isinstance(division, Cut):
+        found += cuts.sum_us(division)
+    elif _is_summed(p, division):
         # Nothing is multiplied while the second launch reads C0 and writes C.
         results = desc.operand("c").nbytes * (1 + desc.reads_c0 + desc.saves_pre)
-        found += sum_us(desc, split.count(desc.k), target) + results / BYTES_PER_US
+        found += sum_us(desc, division.count(desc.k), target) + results / BYTES_PER_US
         vector = vector_elements(desc.sums.itemsize)
-        if _leading(p, split) % vector or (desc.n % vector and unit_axis(desc.operand("c")) is None):
-            found += _partial_bytes(p, split) / SINGLE_BYTES_PER_US
+        if _leading(p, division) % vector or (desc.n % vector and unit_axis(desc.operand("c")) is None):
+            found += _partial_bytes(p, division) / SINGLE_BYTES_PER_US
     return found
 
 
@@ -435,11 +437,11 @@ def workspace(desc: MatrixProductDescriptor, target: Target) -> int:
     return workspace_with(desc, cheapest(desc, target))
 
 
-def workspace_with(desc: MatrixProductDescriptor, split: Division, copied: bool = True) -> int:
+def workspace_with(desc: MatrixProductDescriptor, division: Division, copied: bool = True) -> int:
     if desc.operand("c").numel == 0:
         return 0
     p = problem_of(desc, copied)
-    return copies.workspace_bytes(p.copies) + _partial_bytes(p, split)
+    return copies.workspace_bytes(p.copies) + _partial_bytes(p, division)
 
 
 def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str, Configuration]:
@@ -447,9 +449,9 @@ def configurations(desc: MatrixProductDescriptor, target: Target) -> Mapping[str
     found = {}
     for name, copied in (("", True), (" in place", False)):
         if copied or problem_of(desc, copied) != problem_of(desc):
-            for split in divisions_of(desc, target, copied):
-                us, nbytes = fma_us(desc, split, target, copied), workspace_with(desc, split, copied)
-                found[f"{split}{name}"] = Configuration(us, partial(launches, desc, split, copied), nbytes)
+            for division in divisions_of(desc, target, copied):
+                us, nbytes = fma_us(desc, division, target, copied), workspace_with(desc, division, copied)
+                found[f"{division}{name}"] = Configuration(us, partial(launches, desc, division, copied), nbytes)
     return found
 
 

@@ -16,6 +16,7 @@ from triplan.backends.runtime.gluon import (
 )
 from triplan.backends.triton.common.rings_kernels import tile_of
 from triplan.backends.triton.gemm import tiles_kernels
+from triplan.backends.triton.gemm.cuts_kernels import store_part
 
 #: The epilogue of ``tiles``, compiled as Gluon.
 epilogue = gluon.jit(tiles_kernels.epilogue.fn)
@@ -253,10 +254,7 @@ def fma_kernel(
     copies_wait(0)
     if IS_CUT:
         if program >= whole:
-            x = gl.arange(0, BLOCK_M, gl.SliceLayout(1, layout))
-            y = gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
-            at = partial + (program - whole).to(gl.int64) * (BLOCK_M * BLOCK_N)
-            gl.store(at + (x * BLOCK_N)[:, None] + y[None, :], acc)
+            store_part(acc, partial, program - whole, layout)
         m = gl.where(program < whole, m, 0)  # a piece writes nothing to c
     if C_SINGLE:
         # Elements are stored one by one: those that a warp stores at a time are adjacent.

@@ -31,6 +31,7 @@ from triplan.backends.runtime.gluon import (
     warpgroup_mma_wait,
 )
 from triplan.backends.triton.common.rings_kernels import next_slot
+from triplan.backends.triton.gemm.cuts_kernels import store_part
 from triplan.backends.triton.gemm.wgmma_column_sums_kernels import add_rows
 from triplan.backends.triton.gemm.wgmma_loads_kernels import items_in, load_operands, range_of, rows_of_tile
 from triplan.backends.triton.gemm.wgmma_shared_kernels import (
@@ -42,15 +43,6 @@ from triplan.backends.triton.gemm.wgmma_shared_kernels import (
     write_lower,
     write_tile,
 )
-
-
-@gluon.jit
-def store_part(acc, partial, place, layout: gl.constexpr):
-    """partial[place] = acc; ``partial`` (places, rows, columns) is packed, in f32."""
-    row = gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, layout))
-    column = gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, layout))
-    at = partial + place * (acc.shape[0] * acc.shape[1])
-    gl.store(at + (row * acc.shape[1])[:, None] + column[None, :], acc)
 
 
 @gluon.jit
