@@ -122,6 +122,7 @@ def replays_on_cpu() -> Iterator[list[bool]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tp.Plan, "run", unseen)
         patch.setattr(_replay, "on_gpu", lambda args: True)
+        patch.setattr(_replay, "is_capturing", lambda: False)
         patch.setattr(_program, "_empty", empty)
         patch.setattr(_program, "copy_memory", copy)
         patch.setattr(_program, "current_device", lambda: -1)

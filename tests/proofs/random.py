@@ -62,7 +62,7 @@ def values(desc: Any, kind: Kind) -> Values:
     if desc.op in READING:
         x = draw(desc.out_shape, desc.element, kind, 1, g)
         found["x"] = x.double().abs().fmod(1).to(x.dtype) if desc.op == "bernoulli" else x
-    return {**found, "state": torch.tensor([-(2**62) - 5, 2**40 + 8]), "first": FIRST}
+    return {**found, "state": torch.tensor([-(2**62) - 5, 2**40 + 8]), "offset": 2**33 + 5, "first": FIRST}
 
 
 def problem(op: str, n: int, element: tp.ElementKind, kind: Kind, block: bool = False) -> Elements:

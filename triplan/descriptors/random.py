@@ -50,7 +50,8 @@ class RandomDescriptor(Descriptor, PlannedBy["RandomPlan"]):
         global_shape: shape of the larger tensor of which ``out`` is a block, with as many axes. Element 0 of ``out`` is
             element ``first`` of that tensor, counted row-major. None: ``out`` is consecutive elements of a stream.
         state: "host": ``seed`` and ``offset`` are Python numbers, below 2**63 in magnitude. "device": ``state`` is a
-            tensor (seed, offset), so that each replay of a captured graph can draw new numbers.
+            tensor (seed, offset), so that each replay of a captured graph can draw new numbers; ``offset`` (None: 0),
+            a Python number, is added to its second element, modulo 2**64, so that several draws can share it.
         keeps_state: for dropout with state "host": whether (seed, offset) is written to ``kept``, so that the backward
             draws the same numbers.
     """
@@ -85,21 +86,21 @@ class RandomDescriptor(Descriptor, PlannedBy["RandomPlan"]):
     def declare_operands(self) -> tuple[Operand, ...]:
         axes = tuple(range(len(self.out_shape)))
         i64, scalar = ElementKind.I64, OperandKind.HOST_SCALAR
-        state: tuple[Operand, ...] = (Operand("state", Role.INPUT, i64, (2,)),)
+        state = (Operand("state", Role.INPUT, i64, (2,)),) if self.state == "device" else ()
+        names = ("offset",) if state else ("seed", "offset")
+        given = tuple(Operand(name, Role.INPUT, i64, kind=scalar, optional=bool(state)) for name in names)
         over: tuple[str, ...] = ()
         read = list[Operand]()
         if self.op in READING:
             over, read = ("x",), [Operand("x", Role.INPUT, self.element, self.out_shape, batch_axes=axes)]
         parameter = i64 if self.op == "randint" else ElementKind.F64
-        if self.state == "host":
-            state = tuple(Operand(name, Role.INPUT, i64, kind=scalar) for name in ("seed", "offset"))
         return (
             *read,
             Operand("out", Role.OUTPUT, self.element, self.out_shape, batch_axes=axes, over=over),
             *((Operand("kept", Role.OUTPUT, i64, (2,)),) if self.keeps_state else ()),
-            *(state if self.state == "device" else ()),
+            *state,
             *(Operand(name, Role.INPUT, parameter, kind=scalar) for name in PARAMETERS[self.op]),
-            *(state if self.state == "host" else ()),
+            *given,
             Operand("first", Role.INPUT, i64, kind=scalar, optional=True),
         )
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from triplan.backends.runtime.cuda import beside_capture, capture_of
+from triplan.facade.bound import current_stream
 from triplan.functional._sharding import of_first_rank
 from triplan.functional._watching import transformed
 
 Tensor = torch.Tensor
+#: Tensors of a seed and an offset that are allocated at a time.
+_MANY = 1024
 
 
 def device_state(t: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -22,3 +29,52 @@ def device_state(t: Tensor, generator: torch.Generator | None) -> Tensor:
         return torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=t.device, **given)
     found = torch.empty(2, dtype=torch.int64, device=t.device).random_(generator=generator)
     return of_first_rank(found, t)
+
+
+# --- within a capture ---
+
+
+class _Captured(threading.local):
+    """What this thread has drawn in the capture in which it drew last."""
+
+    def __init__(self) -> None:
+        self.capture = 0
+        #: By generator and stream: (seed, offset) on the device, and what the draws add to that offset, in turn.
+        self.states: dict[tuple[torch.Generator, int], tuple[Tensor, Iterator[int]]] = {}
+
+
+_captured = _Captured()
+_unused: dict[int, list[Tensor]] = {}
+_allocating = threading.Lock()
+
+
+def captured_state(t: Tensor, generator: torch.Generator) -> tuple[Tensor, int]:
+    """(seed, offset) on the device of ``t``, and what this draw adds to that offset, while a graph is captured.
+
+    The first draw on a stream lets torch draw them, at each replay; the others on that stream, which come after it,
+    take the same tensor. A capture's streams wait for each other only where they are told to: each has its own.
+    """
+    stream = current_stream(t.get_device())
+    capture = capture_of(stream)
+    if not capture:  # another device's stream is captured
+        return device_state(t, generator), 0
+    if _captured.capture != capture:
+        _captured.capture, _captured.states = capture, {}
+    found = _captured.states.get((generator, stream))
+    if found is None:
+        state = _unused_state(t.device).random_(generator=generator)
+        found = _captured.states[generator, stream] = state, itertools.count()
+    return found[0], next(found[1])
+
+
+def _unused_state(device: torch.device) -> Tensor:
+    """A tensor that no graph has: 16 bytes, never freed, as nothing tells when a graph is replayed for the last time.
+
+    Memory of the capture's own would have to be held while others may draw, and nothing tells when a capture ends.
+    """
+    with _allocating, torch.inference_mode(False):
+        unused = _unused.setdefault(device.index, [])
+        if not unused:
+            with beside_capture(device):
+                unused += torch.empty(_MANY, 2, dtype=torch.int64, device=device).unbind()
+        return unused.pop().data  # with a version counter of its own: autograd compares that of what it saves

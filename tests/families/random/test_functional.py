@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -17,6 +19,8 @@ from torch.nn import functional as tf
 import triplan as tp
 import triplan.functional as F  # noqa: N812
 from triplan import nn
+from triplan.functional import _seeds
+from triplan.functional._replay import replay as _replay
 from triplan.functional._replay.replay import replayed
 from triplan.functional.random import engine
 
@@ -242,13 +246,15 @@ def generator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """One whose state is read on the host, as a GPU's is, or one that torch draws with."""
     if request.param == "device":
         return torch.Generator().manual_seed(5)
-    monkeypatch.setattr(engine, "_reads_on_host", lambda t: True)
+    monkeypatch.setattr(engine, "_is_alone", lambda t: True)
+    monkeypatch.setattr(engine, "is_capturing", lambda: False)
     return HostGenerator(2**64 - 5)
 
 
 def test_states_of_generators() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "_reads_on_host", lambda t: True)
+        patch.setattr(engine, "_is_alone", lambda t: True)
+        patch.setattr(engine, "is_capturing", lambda: False)
         g: Any = HostGenerator(2**64 - 5)
         draws = [F.uniform_(torch.empty(8), -1, 3, generator=g) for _ in range(2)]
         assert g.offset == 8
@@ -264,7 +270,8 @@ def test_states_of_generators() -> None:
     torch.manual_seed(3)
     same(F.randn(8), z)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "_reads_on_host", lambda t: True)
+        patch.setattr(engine, "_is_alone", lambda t: True)
+        patch.setattr(engine, "is_capturing", lambda: False)
         with pytest.raises(RuntimeError, match="'cuda' device type"):
             F.rand(8, generator=g)
 
@@ -335,6 +342,97 @@ def test_composed_calls_are_not_drawn_again_by_their_backward(generator: Any) ->
             same(dx, y.detach())
 
 
+class Capture:
+    """Stands for captures of graphs: ``number`` of the one under way, 0 for none, and the current ``stream``."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.number, self.stream, self.states = 1, 7, list[int]()
+        for name in ("_is_alone", "is_capturing"):
+            patch.setattr(engine, name, lambda *args: bool(self.number))
+        patch.setattr(_replay, "is_capturing", lambda: bool(self.number))
+        patch.setattr(_seeds, "current_stream", lambda index: self.stream)
+        patch.setattr(_seeds, "capture_of", lambda stream: self.number)
+        patch.setattr(_seeds, "beside_capture", lambda device: nullcontext())
+        patch.setattr(_seeds, "_unused", {})
+        patch.setattr(_seeds, "_captured", _seeds._Captured())
+        unused = _seeds._unused_state
+
+        def counted(device: torch.device) -> Tensor:
+            self.states.append(self.stream)
+            return unused(device)
+
+        patch.setattr(_seeds, "_unused_state", counted)
+
+
+class Registered(torch.Generator):
+    """A CPU's generator that says it is a GPU's."""
+
+    device = torch.device("cuda")
+
+
+@pytest.fixture
+def capture(monkeypatch: pytest.MonkeyPatch) -> Capture:
+    return Capture(monkeypatch)
+
+
+def test_draws_of_a_capture_share_a_state(capture: Capture) -> None:
+    """One a capture, stream and generator. No two draws have the same seed and offset."""
+    g, other = Registered(), Registered()
+    x = torch.empty(8)
+    found: list[Any] = []
+
+    def draw(generator: Any = g) -> None:
+        state, seed, added = engine.next_state(x, generator)
+        assert state is not None
+        assert seed == 0
+        found.append((state.data_ptr(), added))
+
+    for _ in range(3):
+        draw()
+    capture.stream = 8  # forked: none of its draws waits for the other stream's
+    draw()
+    capture.stream = 7  # joined
+    draw()
+    draw(other)
+    assert [added for _, added in found] == [0, 1, 2, 0, 3, 0]
+    assert capture.states == [7, 8, 7]
+    thread = threading.Thread(target=draw)
+    thread.start()
+    thread.join()
+    assert capture.states == [7, 8, 7, 7]
+    draw()
+    capture.number = 2
+    draw()
+    assert capture.states == [7, 8, 7, 7, 7]
+    assert len(set(found)) == len(found) == 9
+
+
+def test_captured_draws_add_to_the_offset(capture: Capture) -> None:
+    """Also when the third call comes, which a replay would answer; and eager calls are replayed all the same."""
+    g = Registered()
+    g.manual_seed(5)
+    with replays_on_cpu() as answers:
+        _replay.is_capturing = lambda: bool(capture.number)  # type: ignore[assignment]
+        found = [F.uniform_(torch.empty(8), -1, 3, generator=g) for _ in range(12)]
+        assert not any(answers)
+    (state,) = {t for t, _ in _seeds._captured.states.values()}
+    for i, x in enumerate(found):
+        same(x, drawn((8,), int(state[0]), int(state[1]) + i))
+
+
+def test_captured_dropout_drops_the_same_in_its_backward(capture: Capture) -> None:
+    g = Registered()
+    with torch.inference_mode():
+        F.dropout(torch.ones(64), generator=g)  # its state is saved by those that follow
+    x = torch.ones(64, requires_grad=True)
+    results = [F.dropout(x, 0.5, generator=g) for _ in range(4)]
+    for y in results:
+        (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+        same(dx, y.detach())
+    assert len({tuple(y.tolist()) for y in results}) == 4
+    assert capture.states == [7]
+
+
 @pytest.mark.gpu
 def test_captured_graphs_draw_anew() -> None:
     x = torch.ones(10_000, device="cuda", requires_grad=True)
@@ -359,3 +457,43 @@ def test_captured_graphs_draw_anew() -> None:
     torch.cuda.manual_seed(11)
     graph.replay()
     same(y.detach(), first)
+
+
+@pytest.mark.gpu
+def test_captured_draws_differ() -> None:
+    """Of one stream and of a forked one, of two graphs, and of replays; dropout's backward drops what it dropped."""
+    x = torch.ones(1000, device="cuda", requires_grad=True)
+    side, graphs, results = torch.cuda.Stream(), [torch.cuda.CUDAGraph() for _ in range(2)], list[Tensor]()
+    for _ in range(3):
+        torch.autograd.grad(F.dropout(x, 0.5).sum(), x)
+        F.rand(1000, device="cuda")
+    torch.cuda.synchronize()
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for graph in graphs:
+        with torch.cuda.graph(graph):
+            results += [F.rand(1000, device="cuda") for _ in range(3)]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                results += [F.rand(1000, device="cuda") for _ in range(3)]
+            torch.cuda.current_stream().wait_stream(side)
+            results.append(F.rand(1000, device="cuda"))
+            for _ in range(3):
+                y = F.dropout(x, 0.5)
+                pairs.append((y.detach(), *torch.autograd.grad(y, x, torch.ones_like(y))))
+    found: list[Tensor] = []
+    before = torch.cuda.default_generators[0].get_offset()
+    for _ in range(3):
+        for graph in graphs:
+            graph.replay()
+        found += [t.clone() for t in results]
+        for y, dx in pairs:
+            same(dx, y)
+    assert torch.cuda.default_generators[0].get_offset() > before
+    assert len({tuple(t.tolist()) for t in found}) == len(found) == 42
+    assert len({tuple(y.tolist()) for y, _ in pairs}) == 6
+    for _ in range(2):
+        torch.cuda.manual_seed(11)
+        for graph in graphs:
+            graph.replay()
+        found.append(torch.stack(results))
+    same(found[-1], found[-2])

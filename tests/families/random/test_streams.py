@@ -246,6 +246,23 @@ def test_shards_of_functional_calls(device: str) -> None:
     same(drop(x.t().contiguous().t(), 0), whole)  # the index is that of the shape, whatever the strides
 
 
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("kernel", ["groups", "rows"])
+@pytest.mark.parametrize("added", [None, 0, 7, -9, 2**62])
+def test_an_offset_is_added_to_that_of_a_state(added: int | None, kernel: str, where: str) -> None:
+    """Modulo 2**64, with a carry from the lower half."""
+    seed, offset = -3, 2**62 + 2**32 - 1
+    desc = tp.RandomDescriptor(op="normal", element="f32", out_shape=(3, 40), state="device")
+    chosen = None if where == "cpu" else kernel  # of the reference there is one
+    plan = tp.plan(desc, target=target(where), kernel=chosen)
+    device = plan.target.device_type
+    out, state = torch.empty(3, 40, device=device), torch.tensor([seed, offset], device=device)
+    plan.run(tp.RandomArgs(**OPS["normal"], state=state, offset=added, out=out))
+    expected = (offset + (added or 0) + 2**63) % 2**64 - 2**63
+    same(out.cpu(), drawn("normal", (3, 40), where=where, seed=seed, offset=expected, kernel=chosen))
+    assert state.tolist() == [seed, offset]
+
+
 def test_one_binary_wherever_seeds_are() -> None:
     """Eager calls have them on the host, captured ones on the device: a capture may not compile."""
     for element in ("bf16", "f64", "f32"):

@@ -41,7 +41,8 @@ def _index(desc: RandomDescriptor, x: Mapping[str, Any]) -> Tensor:
 
 def _words(desc: RandomDescriptor, x: Mapping[str, Any], index: Tensor) -> tuple[Tensor, Tensor]:
     """The upper and the lower 32 bits of each element's number; a number of 32 bits is the upper half."""
-    seed, offset = (int(n) for n in x["state"]) if desc.state == "device" else (x["seed"], x["offset"])
+    seed, offset = (int(n) for n in x["state"]) if desc.state == "device" else (x["seed"], 0)
+    offset += x.get("offset") or 0  # of 64 bits, of which the masks below take each half
     each = 2 if desc.is_wide else 4
     counter = (index >> each // 2) & ((1 << (64 - each // 2)) - 1)
     rest = [torch.full_like(index, n & MASK) for n in (offset, offset >> 32)]

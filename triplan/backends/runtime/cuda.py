@@ -73,6 +73,17 @@ def check(function: str, *args: Any) -> None:
         raise RuntimeError(f"{function} failed: CUDA error {code}")
 
 
+def capture_of(stream: int) -> int:
+    """The number of the capture under way on ``stream``, a raw handle; no other capture of the process ever has it.
+
+    Streams that a capture has forked have its number, too. 0: none is under way.
+    """
+    status, found = ctypes.c_int(), ctypes.c_uint64()
+    nothing = (None,) * 3  # of the graph, its nodes that are waited for, and their count
+    check("cuStreamGetCaptureInfo_v2", ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(found), *nothing)
+    return found.value if status.value else 0
+
+
 def is_captured(stream: int) -> bool:
     """Whether ``stream``, a raw handle other than 0, is being captured."""
     status = ctypes.c_int()

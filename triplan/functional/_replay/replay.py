@@ -24,6 +24,7 @@ from torch.autograd import profiler
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import _get_overloaded_args, handle_torch_function
 
+from triplan.backends.runtime.launcher import is_capturing
 from triplan.functional._replay.composed import Composition
 from triplan.functional._replay.node import hooks, node
 from triplan.functional._replay.numbers import SPECIAL, Noted, plain
@@ -93,7 +94,8 @@ class Replays:
             # So that tensors have addresses; a profiler's marks would be among what is repeated.
             if nothing_watches(args) and hooks(False) is None and not profiler._is_profiler_enabled:
                 # Recorded when it comes the second time: shapes that never come again should not pay for it.
-                if came := self._came.get(facts := _facts(args)):
+                # What a capture cannot repeat, eager calls may.
+                if came := self._came.get(facts := (is_capturing(), *_facts(args))):
                     return self._record(args, key, facts)
                 if came is None:
                     if len(self._came) >= _MAX_REPLAYS:

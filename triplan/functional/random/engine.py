@@ -2,7 +2,8 @@
 
 A call advances the generator. On a GPU its state is read on the host, which waits for nothing. Where that would freeze
 what is drawn (while a CUDA graph is captured, and in compiled code), and on the CPU, torch draws a seed and an offset
-into a tensor. Element i of a result depends on seed, offset and ``first + i`` alone (docs/random.md).
+into a tensor; draws of a capture share it. Element i of a result depends on seed, offset and ``first + i`` alone
+(docs/random.md).
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from triplan.descriptors.random import INTEGERS, PARAMETERS
 from triplan.facade import RandomPlan
 from triplan.functional._ops import Op
 from triplan.functional._plans import run
-from triplan.functional._replay.recording import drawn, is_plain, setting
-from triplan.functional._seeds import device_state
+from triplan.functional._replay.recording import drawn, is_plain, recording, setting
+from triplan.functional._seeds import captured_state, device_state
 
 Tensor = torch.Tensor
 Number = bool | int | float
-#: (a tensor of both or None, seed, offset): what a call draws with.
+#: (a tensor of both or None, seed, offset): what a call draws with. ``offset`` is added to a tensor's.
 State = tuple[Tensor | None, int, int]
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -47,17 +48,22 @@ def _advance(generator: torch.Generator) -> tuple[int, int]:
     return (generator.initial_seed() + 2**63) % 2**64 - 2**63, offset - 2**63
 
 
-def _reads_on_host(t: Tensor) -> bool:
-    """Whether a generator's state can be read without waiting, and without freezing them."""
-    return t.is_cuda and is_plain(t) and not setting(is_capturing)
+def _is_alone(t: Tensor) -> bool:
+    """Whether calls of ``t`` draw on a GPU, and nobody watches."""
+    return t.is_cuda and is_plain(t)
 
 
 def next_state(t: Tensor, generator: torch.Generator | None) -> State:
     """What a call that writes a tensor like ``t`` draws with. The generator moves on."""
-    if _reads_on_host(t):
+    if _is_alone(t):
         of = torch.cuda.default_generators[t.get_device()] if generator is None else generator
         if of.device.type != "cuda":
             raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{of.device.type}'")
+        if setting(is_capturing):
+            if (record := recording()) is not None:
+                record.is_repeatable = False  # what is drawn with depends on what the capture has drawn
+            state, offset = captured_state(t, of)
+            return state, 0, offset
         seed, offset = drawn(partial(_advance, of))
         return None, seed, offset
     return device_state(t, generator), 0, 0
@@ -93,6 +99,7 @@ def run_plan(
         scalars |= {"seed": seed, "offset": offset}
     else:
         operands["state"] = of
+        scalars["offset"] = offset
     if first:
         scalars["first"] = first
     run(RandomPlan, operands, scalars=scalars, op=op, **options)

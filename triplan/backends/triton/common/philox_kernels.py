@@ -26,13 +26,15 @@ def as_i64(x):
 def state_of(state):
     """(seed, offset) as i64 scalars, of state = (address, seed, offset, place).
 
-    place: 0, both are given; 1, both are loaded from the address; 2, both are given, and ``keep`` writes them there.
+    place: 0, both are given; 1, both are loaded from the address, and the offset given is added to the one that is
+    loaded; 2, both are given, and ``keep`` writes them there.
     One binary serves all three: calls that a graph captures, which have them on the device, may not compile.
     """
     address, seed, offset, place = state
     loaded = place == 1
     seed = tl.load(address, mask=loaded, other=as_i64(seed))
-    return seed, tl.load(address + 1, mask=loaded, other=as_i64(offset))
+    found = tl.load(address + 1, mask=loaded, other=as_i64(0))
+    return seed, tl.add(found, as_i64(offset), sanitize_overflow=False)
 
 
 @jit

@@ -83,8 +83,8 @@ def arguments(desc: RandomDescriptor) -> dict[str, Arg]:
     # One binary wherever seed and offset are (see ``state_of``): unused pointers get the address of the result.
     i64 = ElementKind.I64
     place, name = (1, "state") if "state" in operands else (2, "kept") if "kept" in operands else (0, "out")
-    given: tuple[Arg, ...] = (Scalar("seed", i64, 0), Scalar("offset", i64, 0))
-    state = (Ptr(name, i64, i64.itemsize), *((Int(0, True),) * 2 if place == 1 else given), Int(place))
+    seed: Arg = Int(0, True) if place == 1 else Scalar("seed", i64, 0)
+    state = (Ptr(name, i64, i64.itemsize), seed, Scalar("offset", i64, 0), Int(place))
     return {
         "out": pointer(operands["out"]),
         "x": pointer(operands["x"]) if "x" in operands else None,
