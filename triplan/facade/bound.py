@@ -67,7 +67,7 @@ def launch_all(calls: Sequence[BoundLaunch], index: int, stream: torch.cuda.Stre
     """Launch ``calls`` in order on ``stream`` of device ``index``, which need not be current."""
     handle = current_stream(index) if stream is None else _handle(stream, index)
     # A launch notices by itself if the current stream is captured.
-    if stream is not None and handle and cuda.DRIVER is not None and cuda.is_captured(handle):
+    if stream is not None and handle and cuda.DRIVER is not None and cuda.capture_of(handle):
         keep_loaded(call.kernel.compiled for call in calls)
     if current_device() == index:
         launch(calls, handle)

@@ -39,13 +39,23 @@ class _Captured(threading.local):
 
     def __init__(self) -> None:
         self.capture = 0
-        #: By generator and stream: (seed, offset) on the device, and what the draws add to that offset, in turn.
-        self.states: dict[tuple[torch.Generator, int], tuple[Tensor, Iterator[int]]] = {}
+        #: By stream and generator, with its seed and offset, which tell the states that a generator is given in turn:
+        #: (seed, offset) on the device, and what the draws add to that offset, one after another.
+        self.states: dict[tuple[int, torch.Generator, int, int], tuple[Tensor, Iterator[int]]] = {}
 
 
 _captured = _Captured()
 _unused: dict[int, list[Tensor]] = {}
 _allocating = threading.Lock()
+
+
+def is_captured(index: int) -> bool:
+    """Whether the current stream of the device ``index``, which need not be the current one, is being captured."""
+    return _capture(current_stream(index)) != 0
+
+
+def _capture(stream: int) -> int:
+    return capture_of(stream) if stream else 0  # the stream 0 cannot be captured
 
 
 def captured_state(t: Tensor, generator: torch.Generator) -> tuple[Tensor, int]:
@@ -55,15 +65,17 @@ def captured_state(t: Tensor, generator: torch.Generator) -> tuple[Tensor, int]:
     take the same tensor. A capture's streams wait for each other only where they are told to: each has its own.
     """
     stream = current_stream(t.get_device())
-    capture = capture_of(stream)
+    capture = _capture(stream)
     if not capture:  # another device's stream is captured
         return device_state(t, generator), 0
     if _captured.capture != capture:
         _captured.capture, _captured.states = capture, {}
-    found = _captured.states.get((generator, stream))
+    with beside_capture(t.device):  # where torch lets them be read
+        key = stream, generator, generator.initial_seed(), generator.get_offset()
+    found = _captured.states.get(key)
     if found is None:
         state = _unused_state(t.device).random_(generator=generator)
-        found = _captured.states[generator, stream] = state, itertools.count()
+        found = _captured.states[key] = state, itertools.count()
     return found[0], next(found[1])
 
 

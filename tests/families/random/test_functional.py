@@ -368,6 +368,10 @@ class Registered(torch.Generator):
     """A CPU's generator that says it is a GPU's."""
 
     device = torch.device("cuda")
+    offset = 0
+
+    def get_offset(self) -> int:
+        return self.offset
 
 
 @pytest.fixture
@@ -376,7 +380,7 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> Capture:
 
 
 def test_draws_of_a_capture_share_a_state(capture: Capture) -> None:
-    """One a capture, stream and generator. No two draws have the same seed and offset."""
+    """One a capture, stream, thread and state of a generator. No two draws have the same seed and offset."""
     g, other = Registered(), Registered()
     x = torch.empty(8)
     found: list[Any] = []
@@ -401,10 +405,32 @@ def test_draws_of_a_capture_share_a_state(capture: Capture) -> None:
     thread.join()
     assert capture.states == [7, 8, 7, 7]
     draw()
+    seed = g.initial_seed()
+    for changed in ({"seed": seed, "offset": 4}, {"seed": seed + 1, "offset": 0}):
+        g.manual_seed(changed["seed"])  # stands for graphsafe_set_state
+        g.offset = changed["offset"]
+        draw()
+        assert found[-1][1] == 0
+    g.manual_seed(seed)
+    draw()
+    assert found[-1] == (found[0][0], 5)
+    assert capture.states == [7, 8, 7, 7, 7, 7]
     capture.number = 2
     draw()
-    assert capture.states == [7, 8, 7, 7, 7]
-    assert len(set(found)) == len(found) == 9
+    assert capture.states == [7, 8, 7, 7, 7, 7, 7]
+    assert len(set(found)) == len(found) == 12
+
+
+def test_a_capture_of_another_device_than_the_current_one(capture: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its numbers were those of the host, which every replay has again."""
+    monkeypatch.setattr(engine, "is_capturing", lambda: False)
+    monkeypatch.setattr(engine, "current_device", lambda: 1)
+    state, _, _ = engine.next_state(torch.empty(8), Registered())
+    assert state is not None
+    capture.number = 0
+    monkeypatch.setattr(engine, "_is_alone", lambda t: True)
+    state, *_ = engine.next_state(torch.empty(8), HostGenerator(5))
+    assert state is None
 
 
 def test_captured_draws_add_to_the_offset(capture: Capture) -> None:

@@ -74,18 +74,11 @@ def check(function: str, *args: Any) -> None:
 
 
 def capture_of(stream: int) -> int:
-    """The number of the capture under way on ``stream``, a raw handle; no other capture of the process ever has it.
+    """The number of the capture under way on ``stream``, a raw handle other than 0; 0 if none is.
 
-    Streams that a capture has forked have its number, too. 0: none is under way.
+    No other capture of the process ever has it. Streams that a capture has forked have it, too.
     """
     status, found = ctypes.c_int(), ctypes.c_uint64()
-    nothing = (None,) * 3  # of the graph, its nodes that are waited for, and their count
+    nothing = (None,) * 3  # of the graph, the nodes that the next one waits for, and their count
     check("cuStreamGetCaptureInfo_v2", ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(found), *nothing)
     return found.value if status.value else 0
-
-
-def is_captured(stream: int) -> bool:
-    """Whether ``stream``, a raw handle other than 0, is being captured."""
-    status = ctypes.c_int()
-    check("cuStreamIsCapturing", ctypes.c_void_p(stream), ctypes.byref(status))
-    return status.value != 0  # CU_STREAM_CAPTURE_STATUS_NONE

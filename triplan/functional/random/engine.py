@@ -18,10 +18,11 @@ import torch
 from triplan.backends.runtime.launcher import is_capturing
 from triplan.descriptors.random import INTEGERS, PARAMETERS
 from triplan.facade import RandomPlan
+from triplan.facade.bound import current_device
 from triplan.functional._ops import Op
 from triplan.functional._plans import run
 from triplan.functional._replay.recording import drawn, is_plain, recording, setting
-from triplan.functional._seeds import captured_state, device_state
+from triplan.functional._seeds import captured_state, device_state, is_captured
 
 Tensor = torch.Tensor
 Number = bool | int | float
@@ -59,7 +60,8 @@ def next_state(t: Tensor, generator: torch.Generator | None) -> State:
         of = torch.cuda.default_generators[t.get_device()] if generator is None else generator
         if of.device.type != "cuda":
             raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{of.device.type}'")
-        if setting(is_capturing):
+        # The replay of a call asks for the current device alone: it refuses tensors of another one.
+        if setting(is_capturing) or ((index := t.get_device()) != current_device() and is_captured(index)):
             if (record := recording()) is not None:
                 record.is_repeatable = False  # what is drawn with depends on what the capture has drawn
             state, offset = captured_state(t, of)
