@@ -523,3 +523,29 @@ def test_captured_draws_differ() -> None:
             graph.replay()
         found.append(torch.stack(results))
     same(found[-1], found[-2])
+
+
+@pytest.mark.gpu
+def test_a_generator_whose_state_is_swapped_within_a_capture() -> None:
+    """As ranks do that share some numbers and not others: what is drawn from a rank's own state is its own."""
+    default = torch.cuda.default_generators[0]
+
+    def rank(seed: int) -> list[Tensor]:
+        own, graph = torch.Generator("cuda").manual_seed(seed), torch.cuda.CUDAGraph()
+        torch.cuda.manual_seed(3)
+        graph.register_generator_state(own)
+        with torch.cuda.graph(graph):
+            shared = default.graphsafe_get_state()
+            before = F.rand(1000, device="cuda")
+            default.graphsafe_set_state(own)
+            within = F.rand(1000, device="cuda")
+            default.graphsafe_set_state(shared)
+            after = F.rand(1000, device="cuda")
+        graph.replay()
+        return [before.clone(), within.clone(), after.clone()]
+
+    F.rand(1000, device="cuda")
+    one, two = rank(5), rank(6)
+    same(one[0], two[0])
+    same(one[2], two[2])
+    assert len({tuple(t.tolist()) for t in (*one, two[1])}) == 4
