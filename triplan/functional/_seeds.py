@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from triplan.backends.runtime.cuda import beside_capture, capture_of
+from triplan.backends.runtime.cuda import capture_of, uncaptured
 from triplan.facade.bound import current_stream
 from triplan.functional._sharding import of_first_rank
 from triplan.functional._watching import transformed
@@ -70,7 +70,7 @@ def captured_state(t: Tensor, generator: torch.Generator) -> tuple[Tensor, int]:
         return device_state(t, generator), 0
     if _captured.capture != capture:
         _captured.capture, _captured.states = capture, {}
-    with beside_capture(t.device):  # where torch lets them be read
+    with uncaptured(t.device):  # where torch lets them be read
         key = stream, generator, generator.initial_seed(), generator.get_offset()
     found = _captured.states.get(key)
     if found is None:
@@ -87,6 +87,6 @@ def _unused_state(device: torch.device) -> Tensor:
     with _allocating, torch.inference_mode(False):
         unused = _unused.setdefault(device.index, [])
         if not unused:
-            with beside_capture(device):
+            with uncaptured(device):
                 unused += torch.empty(_MANY, 2, dtype=torch.int64, device=device).unbind()
         return unused.pop().data  # with a version counter of its own: autograd compares that of what it saves

@@ -352,7 +352,7 @@ class Capture:
         patch.setattr(_replay, "is_capturing", lambda: bool(self.number))
         patch.setattr(_seeds, "current_stream", lambda index: self.stream)
         patch.setattr(_seeds, "capture_of", lambda stream: self.number)
-        patch.setattr(_seeds, "beside_capture", lambda device: nullcontext())
+        patch.setattr(_seeds, "uncaptured", lambda device: nullcontext())
         patch.setattr(_seeds, "_unused", {})
         patch.setattr(_seeds, "_captured", _seeds._Captured())
         unused = _seeds._unused_state

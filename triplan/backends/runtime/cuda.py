@@ -46,15 +46,22 @@ def relaxed() -> Iterator[None]:
 
 
 @contextmanager
-def beside_capture(device: torch.device) -> Iterator[None]:
-    """Work on a stream of its own while the current one is being captured; waits for that work.
+def uncaptured(device: torch.device) -> Iterator[torch.cuda.Stream]:
+    """Make a stream current that is not being captured: to allocate, and to read what torch hides within a capture.
 
-    Its memory is no graph's: a graph that shares the capture's pool does not write there when it is replayed.
+    Memory that is allocated is no graph's: a graph that shares the capture's pool does not write there when replayed.
     """
     with relaxed(), torch.cuda.device(device):
         stream = _own_stream(torch.cuda.current_device())
         with torch.cuda.stream(stream):
-            yield
+            yield stream
+
+
+@contextmanager
+def beside_capture(device: torch.device) -> Iterator[None]:
+    """Work on a stream of its own while the current one is being captured; waits for that work."""
+    with uncaptured(device) as stream:
+        yield
         stream.synchronize()
 
 
