@@ -36,9 +36,9 @@ PACES = {
 #: so long that instructions cost less than more steps. On Hopper these spill all the same: up to 280 bytes of heads of
 #: up to 128, 640 with some masks or where elements are loaded one by one, and 5 KB of wider heads. Of four
 #: to six tiles of dq, and of dk and dv, each was the fastest on an H200, or nearly, by a run that is not published.
-#: Those of f64 were the fastest of three to seven there, but for dq of heads from 129 to 192 wide, whose tile is
-#: untuned: two programs share a multiprocessor. They read shared memory least often, by their machine code: with four
-#: warps along 32 keys (or queries) no two multiply the same. Of heads wider than 128 on Hopper they spill up to 3 KB,
+#: Those of f64 were the fastest of three to seven there, and of two for dq of heads from 129 to 192 wide, of which two
+#: programs share a multiprocessor. They read shared memory least often, by their machine code: with four warps along
+#: 32 keys (or queries) no two multiply the same. Of heads wider than 128 on Hopper they spill up to 3 KB,
 #: most of it before and after their loops.
 TILES = Choice(
     usual={
