@@ -24,9 +24,7 @@ FAST = EXACT - {"fmod"} | {"add", "sub", "mul"}
 #: rows as on an H100, of problems that ``bench anywhere`` draws: 1.1 to 1.4, and up to 1.7 with idle lanes.
 SLOWDOWN, IDLE = 1.01, 0.3
 ODD_SLOWDOWN, ODD_IDLE = 1.28, 1.0
-#: Microseconds more than other kernels: of 0.05, 0.1 and 0.2 the best for the choices in bench/results.
-ROWS_US = 0.05
-#: Time relative to ``flat`` of large matrices whose rows are read as consecutive elements. Untuned.
+#: The same of large matrices whose rows are read as consecutive elements. Untuned.
 WRAPPED_SLOWDOWN = 1.1
 #: Columns from which on those are: vectors then wrap around at most once, and seldom. Untuned.
 WRAPPED_COLUMNS = 256
@@ -112,7 +110,7 @@ def rank(desc: ElementwiseDescriptor, target: Target) -> float:
     height, width = tile(desc)
     idle = _programs(desc) * height * width / desc.operands()[-1].numel - 1
     slowdown, each = (SLOWDOWN, IDLE) if _are_vectors(desc) else (ODD_SLOWDOWN, ODD_IDLE)
-    return ROWS_US + geometry.bytes_us(desc, slowdown * (1 + each * idle))
+    return geometry.bytes_us(desc, slowdown * (1 + each * idle))
 
 
 @elementwise("rows", applies, rank)
