@@ -116,6 +116,10 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
 
     def us(self, target: Target) -> float:
         us, tile = super().us(target), self.tile
+        if self.rows.crossed and tile.rows == 1 and self.rows.lanes * self.element.itemsize <= card.LINE_BYTES:
+            # Programs of all rows that share a line run at a time, and find its sectors in the L2 cache.
+            often = 1.0 + (self.rows.sectors(1) - 1.0) * card.BYTES_PER_US / card.L2_BYTES_PER_US
+            us = self.reducing_us(self.programs(), often * sum(self.traffic()), target)
         if self.divided():
             us = max(us, self.parts_us())
         if not self.backward and (self.divided() or self.turns()):
