@@ -344,9 +344,13 @@ class LoopedRows(Entry):
         first, second = self.traffic()
         again = first if second else 0
         running = min(self.rows.count, self.resident * target.sm_count)
-        share = self.cached_share if running * again <= L2_BYTES else self.missed_share
-        nbytes = self.tile.rows * self.rows.sectors(self.tile.rows) * (first + second + share * again)
+        nbytes = first + second + self.again_share(running * again) * again
+        nbytes *= self.tile.rows * self.rows.sectors(self.tile.rows)
         return self.reducing_us(self.programs(), nbytes, target)
+
+    def again_share(self, nbytes: float) -> float:
+        """What the second loop's reads cost, of the ``nbytes`` of all programs that run at a time."""
+        return self.cached_share if nbytes <= L2_BYTES else self.missed_share
 
     def several_us(self, target: Target) -> float:
         """Microseconds of tiles of several rows, bound by instructions; 0 for tiles of one."""
@@ -354,9 +358,10 @@ class LoopedRows(Entry):
         if tile.rows == 1:
             return 0.0
         per_us = self.several_per_us[2 * self.backward + (not narrow)]
-        # With more programs than multiprocessors and up to twice as many, the busiest have two.
-        alone = 2.0 if 1 < self.programs() / target.sm_count <= 2 else ALONE if narrow else 1.0
-        us = self.rows.blocks(tile) * self.tiles_us(tile, self.programs(), per_us, target, alone)
+        # With more programs than multiprocessors and up to twice as many, the busiest have two. (Of wider elements two
+        # take hardly longer than one.)
+        busiest = 2.0 if 1 < self.programs() / target.sm_count <= 2 else ALONE
+        us = self.rows.blocks(tile) * self.tiles_us(tile, self.programs(), per_us, target, busiest if narrow else 1.0)
         return max(us, self.apart_us())
 
 

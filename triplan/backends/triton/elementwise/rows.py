@@ -24,6 +24,8 @@ FAST = EXACT - {"fmod"} | {"add", "sub", "mul"}
 #: rows as on an H100, of problems that ``bench anywhere`` draws: 1.1 to 1.4, and up to 1.7 with idle lanes.
 SLOWDOWN, IDLE = 1.01, 0.3
 ODD_SLOWDOWN, ODD_IDLE = 1.28, 1.0
+#: Microseconds by which odd rows of few elements take longer than ``strided``. (From drawn problems on an H200.)
+ODD_US = 0.05
 #: The same of large matrices whose rows are read as consecutive elements. Untuned.
 WRAPPED_SLOWDOWN = 1.1
 #: Columns from which on those are: vectors then wrap around at most once, and seldom. Untuned.
@@ -109,8 +111,9 @@ def rank(desc: ElementwiseDescriptor, target: Target) -> float:
         return geometry.bytes_us(desc, WRAPPED_SLOWDOWN)
     height, width = tile(desc)
     idle = _programs(desc) * height * width / desc.operands()[-1].numel - 1
-    slowdown, each = (SLOWDOWN, IDLE) if _are_vectors(desc) else (ODD_SLOWDOWN, ODD_IDLE)
-    return geometry.bytes_us(desc, slowdown * (1 + each * idle))
+    if _are_vectors(desc):
+        return geometry.bytes_us(desc, SLOWDOWN * (1 + IDLE * idle))
+    return ODD_US + geometry.bytes_us(desc, ODD_SLOWDOWN * (1 + ODD_IDLE * idle))
 
 
 @elementwise("rows", applies, rank)

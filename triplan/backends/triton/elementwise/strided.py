@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from triplan.backends.runtime.launch import Int, Launch
-from triplan.backends.triton.common.card import LAUNCH_US, MAX_THREAD_REGISTERS, SECTOR
+from triplan.backends.triton.common.card import L2_BYTES, LAUNCH_US, MAX_THREAD_REGISTERS, SECTOR
 from triplan.backends.triton.common.offsets import extents
 from triplan.backends.triton.common.strides import Along
 from triplan.backends.triton.common.tiles import fits_grid
@@ -20,9 +22,10 @@ SLOWDOWN = 1.38
 #: The same where one of the two axes along which operands go has at most so many elements: consecutive threads then
 #: share sectors. (From drawn problems on an H200.)
 SHORT_SLOWDOWN, SHORT = 1.0, 4
-#: Bytes a microsecond of the sectors that elements of a turned input lie in, one read for each element. (From drawn
-#: problems on an H200.)
-SECTORS_PER_US = 4.6e6
+#: Bytes a microsecond of the sectors that elements of a turned input lie in, one read for each element: by default, and
+#: where the L2 cache holds all operands and one of the two axes has NEAR elements at most, so that programs which run
+#: at the same time share sectors. (From drawn problems on an H200.)
+SECTORS_PER_US, NEAR_SECTORS_PER_US, NEAR = 4.6e6, 9e6, 64
 #: Addresses of elements that all programs compute in a microsecond: of narrow elements they are the limit. Those of two
 #: dimensions, with one division for all operands, and of more. (From drawn problems on an H200.)
 ADDRESSES_PER_US = (1.65e6, 1.25e6)
@@ -39,11 +42,13 @@ def rank(desc: ElementwiseDescriptor, target: Target) -> float:
     # Operands that are broadcast have few addresses.
     addresses = sum(o.numel for o in geometry.tensors(desc) if o.numel == desc.operands()[-1].numel)
     turned, found = geometry.turned(desc), geometry.dims(desc)
+    side = math.inf if turned is None else min(found[turned].size, found[-1].size)
+    near = side <= NEAR and sum(o.nbytes for o in geometry.tensors(desc)) <= L2_BYTES
     addresses_us = addresses / ADDRESSES_PER_US[len(found) > 2]
-    strided_us = LAUNCH_US + max(_sectors(desc) / SECTORS_PER_US, addresses_us)
-    short = turned is not None and min(found[turned].size, found[-1].size) <= SHORT
+    sectors_us = _sectors(desc) / (NEAR_SECTORS_PER_US if near else SECTORS_PER_US)
+    strided_us = LAUNCH_US + max(sectors_us, addresses_us)
     division_us = DIVISION_US * max(len(found) - 2, 0)
-    return division_us + max(geometry.bytes_us(desc, SHORT_SLOWDOWN if short else SLOWDOWN), strided_us)
+    return division_us + max(geometry.bytes_us(desc, SHORT_SLOWDOWN if side <= SHORT else SLOWDOWN), strided_us)
 
 
 def _sectors(desc: ElementwiseDescriptor) -> float:

@@ -58,6 +58,12 @@ TWO_AHEAD, ALONE_FROM = 1 << 16, 1 << 17
 #: Elements that a multiprocessor has in a microsecond of such a program and of several: each takes two exponentials, or
 #: three. And microseconds before the first elements arrive, and of the reductions. (From 14 problems on an H200.)
 SHIFTED_PER_US, SHIFTED_US = (5400.0, 6250.0), 1.4
+#: What the second loop's reads cost backward of more than 16 bits, along rows that begin anywhere, where the L2 cache
+#: does not hold them: more than reads from memory. (From one problem on an H200.)
+MISSED_SHARE = 1.5
+#: How much longer tiles take of which every written sector is shared, of rows that are adjacent in all operands, and in
+#: some. (From drawn problems on an H200.)
+SHARED = (1.0, 0.35)
 #: Bytes of a row above which the L2 cache holds the rows of one program on each multiprocessor, not of two.
 LONG_ROW = 1 << 16
 
@@ -66,6 +72,7 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
     which = (kernels.softmax_looped_kernel, kernels.softmax_backward_looped_kernel)
     priority = 2
     sku_version = 3  # rows that begin between two vectors are read by vectors
+    refilled = 3  # (the loop reads between the writes of a sector's parts)
 
     def __init__(self, desc: AnySoftmaxDescriptor) -> None:
         super().__init__(desc)
@@ -75,6 +82,7 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
         self.cached_share = CACHED_SHARE[cached and (r.vectors or self.shifted())]
         if self.shifted():
             self.which, self.version = (kernels.softmax_shifted_kernel, kernels.softmax_backward_shifted_kernel), 3
+        if self.shifted() or self.backward:
             self.resident = 1 if self.tile.warps > 16 else 2
 
     def elements_per_us(self) -> tuple[float, float, float, float]:
@@ -117,6 +125,14 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
     def long(self) -> bool:
         return self.rows.n * self.element.itemsize > LONG_ROW
 
+    def again_share(self, nbytes: float) -> float:
+        """As of any rows; of odd ones of wide elements, by the part that the L2 cache holds."""
+        share, wide = super().again_share(nbytes), self.element.itemsize > 2
+        if not (self.backward and wide and self.rows.unit) or self.rows.vectors or self.tile.rows > 1:
+            return share
+        kept = min(L2_BYTES / max(nbytes, 1), 1.0)
+        return kept * self.cached_share + (1.0 - kept) * MISSED_SHARE
+
     def several_us(self, target: Target) -> float:
         """As of any rows; up to twice as long where programs write parts of sectors that they share with the next, and
         the L2 cache does not hold the rows of all until both have written them."""
@@ -124,7 +140,7 @@ class SoftmaxLooped(LoopedRows, SoftmaxEntry, ops=OPS):
         if not any(o.is_written and r.is_adjacent(o) and r.vector_bytes(o) < 16 for o in r.operands):
             return us
         running = min(self.programs(), SEVERAL_WARPS // tile.warps * target.sm_count) * tile.rows
-        return us * (2.0 - min(L2_BYTES / max(running * self.traffic()[0], 1), 1.0))
+        return us * (1.0 + SHARED[r.crossed] * (1.0 - min(L2_BYTES / max(running * self.traffic()[0], 1), 1.0)))
 
     def us(self, target: Target) -> float:
         us, r, narrow = max(super().us(target), self.several_us(target)), self.rows, self.element.itemsize == 2

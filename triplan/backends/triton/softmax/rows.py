@@ -46,6 +46,9 @@ ODD_PER_US = {16384: 5700.0, 32768: 4050.0}
 #: maximum, and then its sum. (The estimate of the backward, which has one reduction, is long enough without.) From
 #: drawn problems on an H200.
 EXCHANGE_US = 0.13
+#: Microseconds of the exponentials of f64 forward, for each part of a row: a thread takes one after another. From drawn
+#: problems on an H200.
+F64_PART_US = 0.05
 #: Elements of f64 that a multiprocessor has in a microsecond forward, of the longest tile, if it has more than two such
 #: programs. And bytes that one program backward moves in a microsecond if it is alone, and loads vectors. (From drawn
 #: problems on an H200, as the next ones.)
@@ -116,12 +119,18 @@ class SoftmaxRows(WholeRows, SoftmaxEntry, ops=OPS):
 
     def us(self, target: Target) -> float:
         us, tile = super().us(target), self.tile
+        if self.rows.crossed and tile.rows == 1 and self.rows.lanes * self.element.itemsize <= card.LINE_BYTES:
+            # Programs of all rows that share a line run at a time, and find its sectors in the L2 cache.
+            often = 1.0 + (self.rows.sectors(1) - 1.0) * card.BYTES_PER_US / card.L2_BYTES_PER_US
+            us = self.reducing_us(self.programs(), often * sum(self.traffic()), target)
         if self.divided():
             us = max(us, self.parts_us())
         if not self.backward and (self.divided() or self.turns()):
             lanes = self.part // min(self.rows.vector_bytes(self.rows.operands[0]) // self.element.itemsize, self.part)
             rows = tile.rows * min(lanes, 32) / (32 * tile.warps)  # of a thread
             us += EXCHANGE_US * max(rows - 1, 0.0)
+        if not self.backward and self.divided() and self.element is ElementKind.F64:
+            us += F64_PART_US * self.pieces()
         single = self.element.itemsize == 2 and self.rows.unit and self.rows.together == 1
         if not self.backward and single and tile.block in ODD_PER_US:
             us = max(us, self.rows.n * self.rows.count / target.sm_count / ODD_PER_US[tile.block])

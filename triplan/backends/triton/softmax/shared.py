@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from triplan.backends.triton.common import bounds
+from triplan.backends.triton.common.card import L2_BYTES, SECTOR
 from triplan.backends.triton.common.rows_entries import Entry
 from triplan.backends.triton.common.tiles import Tile, tile_of
-from triplan.descriptors import Operand
+from triplan.descriptors import Operand, packed_strides
 from triplan.descriptors.softmax import AnySoftmaxDescriptor
 from triplan.sku import PrecisionGuarantee
 
@@ -23,6 +24,8 @@ class SoftmaxEntry(Entry):
     desc: AnySoftmaxDescriptor
     version, along = 2, True
     program_us = 2.5  # from drawn problems on an H200, as of the norms
+    #: How often sectors move that are written in part: they are read into the L2 cache, too.
+    refilled = 2
 
     def few_rows(self, block: int) -> Tile | None:
         """The tile of all neighbours, ``block`` elements each, where they are adjacent but few."""
@@ -43,9 +46,25 @@ class SoftmaxEntry(Entry):
 
     def traffic(self) -> tuple[int, int]:
         """As of any rows; but the sum of log_softmax's backward has terms of ``dout`` alone."""
-        first, second = super().traffic()
-        late = self.rows.n * self.element.itemsize if self.desc.op == "log_softmax_backward" else 0
-        return first - late, second + late
+        every = sum(map(self.row_bytes, self.moved))
+        read = [o for o in self.read_first if o.name == "dout" or self.desc.op != "log_softmax_backward"]
+        first = sum(map(self.row_bytes, read))
+        return first, every - first
+
+    def row_bytes(self, o: Operand) -> int:
+        """Bytes that move for one row of ``o``. Where all access is strided, these are of whole sectors, as far as the
+        L2 cache does not hold the operands. Elements of a row are taken to be as near as the layout allows."""
+        r, size = self.rows, o.element.itemsize
+        if not r.is_strided() or r.flat or r.is_along(o) or r.axis in o.layout.zero_axes:
+            return r.n * size
+        if o.layout.packed:
+            apart = packed_strides(o.shape)[r.axis]
+        else:
+            apart = 2 if o.layout.unit_axis is None else o.shape[o.layout.unit_axis]
+        often = min(apart, SECTOR // size)
+        often *= self.refilled if o.is_written and often > 1 else 1
+        missed = 1.0 - min(L2_BYTES / max(sum(x.nbytes for x in r.operands), 1), 1.0)
+        return round(r.n * size * (1.0 + (often - 1.0) * missed))
 
     def constants(self) -> dict[str, Any]:
         return {"LOG": self.desc.op.startswith("log_")}

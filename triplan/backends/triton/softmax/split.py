@@ -27,14 +27,15 @@ NARROW_PER_US, LONE_BLOCK = 3000.0, 4096
 VECTORS_PER_US = 2500.0
 #: F64_SLOWDOWN backward without an exponential, and where neighbours are adjacent in all operands.
 F64_BACKWARD = (2.0, 2.2)
-#: Elements of f64 that a multiprocessor has in a microsecond forward, if the last launch alone has tiles of more rows.
+#: Elements of f64 that a multiprocessor has in a microsecond forward, also beyond the ends of rows, if the last launch
+#: alone has tiles of more rows.
 F64_PER_US = 600.0
 #: Elements that a program has in a microsecond forward, in both launches, of tiles of several rows that are
 #: exchanged between threads, if it is alone on a multiprocessor.
 ALONE_PER_US = 2000.0
 #: Partial results that a multiprocessor merges in a microsecond forward, each with an exponential, if a program has
-#: more than half of MOST_MERGED. Fewer were hidden behind loads.
-MERGED_PER_US = 2800.0
+#: more than half of MOST_MERGED: of 16 bits, and of f64. Fewer were hidden behind loads.
+MERGED_PER_US, F64_MERGED_PER_US = 2800.0, 920.0
 
 
 class SoftmaxSplit(SplitRows, SoftmaxEntry, ops=OPS):
@@ -77,8 +78,10 @@ class SoftmaxSplit(SplitRows, SoftmaxEntry, ops=OPS):
         if self.rows.crossed and first.rows > 1:
             us = max(us, first.rows * first.block / ALONE_PER_US)
         if self.element is ElementKind.F64 and first.rows == 1 and last.rows > 1:
-            us = max(us, self.rows.n * self.rows.count / target.sm_count / F64_PER_US)
+            us = max(us, self.blocks() * first.block * self.rows.count / target.sm_count / F64_PER_US)
         merged = last.rows * ceil_power(self.blocks())  # also of rows that a tile lacks
-        if self.narrow and last.rows > 1 and MOST_MERGED // 2 < merged <= MOST_MERGED:
-            us += self.rows.programs(*self.finish()) / target.sm_count * merged / MERGED_PER_US
+        f64 = self.element is ElementKind.F64
+        if (self.narrow or f64) and last.rows > 1 and MOST_MERGED // 2 < merged <= MOST_MERGED:
+            per_us = F64_MERGED_PER_US if f64 else MERGED_PER_US
+            us += self.rows.programs(*self.finish()) / target.sm_count * merged / per_us
         return us * (ODD_ROWS if odd else 1.0)
