@@ -30,6 +30,7 @@ from torch import Tensor
 import triplan as tp
 from bench.gemm.run import ROOFS
 from triplan.backends.fitted import family
+from triplan.backends.triton.common.card import SECTOR
 from triplan.descriptors import Layout, Operand, OperandKind, Role, packed_strides
 
 T = TypeVar("T")
@@ -324,7 +325,7 @@ def case(family: str, seed: int, number: int, target: tp.Target, most: int = MOS
 
 def placed(peer: Peer) -> Peer:
     """``peer``, for ops of which torch allocates the results: copied to ours where these have their axes in another
-    order, or every other element, as torch's functions with ``out=`` would copy them."""
+    order, every other element, or half sectors, as torch's functions with ``out=`` would copy them."""
 
     def call(t: Tensors) -> Tensors:
         found = peer(t)
@@ -335,10 +336,15 @@ def placed(peer: Peer) -> Peer:
     return call
 
 
-def _lies(t: Tensor) -> tuple[list[int], int]:
-    """The axes of more than one element, by their strides, and the smallest stride."""
+def _lies(t: Tensor) -> tuple[list[int], int, bool]:
+    """The axes of more than one element, by their strides; the smallest stride; whether half of a sector is a gap."""
     axes = sorted((a for a in range(t.dim()) if t.shape[a] > 1), key=t.stride)
-    return axes, t.stride(axes[0]) if axes else 1
+    run = 1  # elements without a gap
+    for axis in axes:
+        if t.stride(axis) != run:
+            return axes, t.stride(axes[0]), t.stride(axis) >= 2 * run and run * t.element_size() < SECTOR
+        run *= t.shape[axis]
+    return axes, 1, False
 
 
 def tensors(case: Case, device: torch.device, g: torch.Generator) -> Tensors:

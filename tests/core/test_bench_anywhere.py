@@ -16,7 +16,19 @@ import torch
 import triplan as tp
 from bench.__main__ import main
 from bench.anywhere import drawing, run
-from bench.anywhere.drawing import FAMILIES, LEAST, MOST, Case, Tensors, case, entries_of, op_of, ops_of, tensors
+from bench.anywhere.drawing import (
+    FAMILIES,
+    LEAST,
+    MOST,
+    Case,
+    Tensors,
+    case,
+    entries_of,
+    op_of,
+    ops_of,
+    placed,
+    tensors,
+)
 
 CPU, H200 = tp.Target.cpu(), tp.Target.preset("h200")
 #: Families whose operands have one axis.
@@ -122,6 +134,26 @@ def test_torch_writes_normalised_channels_where_ours_are(op: str, result: str) -
     found = drawing.family_of(op).peers(desc)["torch"](t)[result]
     assert found.data_ptr() == t[result].data_ptr()
     assert found.stride(1) == 9
+
+
+@pytest.mark.parametrize(
+    ("strides", "copies"),
+    [((64, 16, 1), False), ((80, 16, 1), False), ((96, 24, 1), False), ((1, 8, 32), True), ((128, 32, 2), True)],
+)
+def test_torch_writes_a_result_where_ours_is(strides: tuple[int, ...], copies: bool) -> None:
+    """Unless each of its sectors has as many elements there."""
+    ours = torch.empty(4096, dtype=torch.float32).as_strided((8, 4, 16), strides)
+    theirs = torch.randn(8, 4, 16)
+    found = placed(lambda t: {"out": theirs})({"out": ours})
+    assert (found["out"] is ours) == copies
+
+
+@pytest.mark.parametrize(("step", "copies"), [(66, True), (4, True), (3, False)])
+def test_torch_writes_half_sectors(step: int, copies: bool) -> None:
+    """Rows of two doubles with a gap behind them, from as long as they are on."""
+    ours = torch.empty(4096, dtype=torch.float64).as_strided((8, 4, 2), (4 * step, step, 1))
+    found = placed(lambda t: {"out": torch.randn(8, 4, 2).double()})({"out": ours})
+    assert (found["out"] is ours) == copies
 
 
 def test_factors_are_odd() -> None:
