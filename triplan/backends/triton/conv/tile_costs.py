@@ -61,7 +61,8 @@ RAGGED_SUMS_PER_US = {2: 1900, 4: 2400, 8: 2000}
 RAGGED_FACTOR_PER_US = 3000
 WRITTEN_PER_US = 4700
 #: Elements that one warp reads in a microsecond one by one, if no other program reads; and of the gradient of weight in
-#: steps of one tap, which find the addresses once for each pixel. From drawn problems on an H200.
+#: steps of one tap, which find the addresses once for each pixel, and of elements of 8 bytes. From drawn problems on an
+#: H200.
 ALONE_PER_US = {False: 300, True: 800}
 #: As the latter, of an odd number of channels of 2 bytes.
 SINGLE_PER_US = 300
@@ -136,7 +137,7 @@ def estimated_us(tiling: Tiling, desc: Conv2dProblem, target: Target) -> float:
     if shared.of_weight(desc) and desc.element.itemsize == 2 and tile.m == tile.n == 128 and one_factor:
         ragged = _ragged(tiling, desc) / RAGGED_FACTOR_PER_US
     one_tap = shared.of_weight(desc) and not tiling.flat(desc)
-    per_us = SINGLE_PER_US if one_tap and _singly(desc) else ALONE_PER_US[one_tap]
+    per_us = SINGLE_PER_US if one_tap and _singly(desc) else ALONE_PER_US[one_tap or desc.element.itemsize > 4]
     alone = _ragged(tiling, desc) / (per_us * tile.warps)
     work = max(work, steps * ragged / target.sm_count)
     written = next(o for o in desc.operands() if o.is_written)
