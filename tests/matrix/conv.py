@@ -53,6 +53,24 @@ def boxes(op: str) -> Iterator[tp.Descriptor]:
         yield from (last, last.replace(element="f32", math="tf32"))
 
 
+def of_one_tap(op: str) -> Iterator[tp.Descriptor]:
+    """Gradients of weight with strides whose tiles have the channels under one tap, in two, four or eight blocks."""
+    if op != "conv2d_backward_weight":
+        return
+    cls: Any = tp.descriptor_types()[op]
+    strided = {"kernel": (5, 5), "padding": (2, 2, 2, 2), "stride": (2, 2)}
+    for batch, channels, filters, more in (
+        (837, 2048, 64, {**strided, "height": 17, "width": 17}),
+        (64, 512, 512, strided),
+        (64, 256, 512, {**strided, "kernel": (1, 1), "padding": (0, 0, 0, 0)}),
+        (64, 512, 256, {**strided, "kernel": (1, 5), "padding": (0, 0, 2, 2), "width": 54}),
+    ):
+        sizes = {**SIZES, "batch": batch, "in_channels": channels, "out_channels": filters, **more}
+        desc = cls(element="bf16", **sizes)
+        last = desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 4})
+        yield from (last, last.replace(element="f32", math="tf32"))
+
+
 def ragged(op: str) -> Iterator[tp.Descriptor]:
     """Channels first, and channels last that are not read in vectors."""
     for desc in islice(boxes(op), 2):
@@ -134,7 +152,7 @@ def asks(arch: str, desc: Any, entry: str, name: str) -> Patterns:
 @compiles("conv2d", "conv2d_backward_input", "conv2d_backward_weight")
 def builds(op: str, entry: str, target: tp.Target) -> Iterator[Build]:
     found = {
-        "wgmma": boxes(op),
+        "wgmma": chain(boxes(op), of_one_tap(op)),
         "converted_wgmma": ragged(op),
         "pointwise": pointwise(op),
         "depthwise": chain(problems(op), together(op)),

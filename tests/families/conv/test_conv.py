@@ -201,6 +201,10 @@ def test_empty_operands_are_planned(op: str) -> None:
         last = desc.replace(layouts={o.name: LAST for o in desc.operands() if len(o.shape) == 4})
         for each, arch in itertools.product((desc, last), (H200, tp.Target.preset("a100"))):
             assert tp.plan(each, target=arch).workspace_size() >= 0
+        tf32 = desc.replace(element="f32", math="tf32")
+        for kernel in [c.kernel for c in tp.plan(tf32, target=H200).candidates if c.cost_us is not None]:
+            plan: tp.Plan[Any, Any] = tp.plan(tf32, target=H200, kernel=kernel)
+            assert all(launch.grid > 0 for launch in plan.launches), kernel
 
 
 @pytest.mark.parametrize("element", ["bf16", "f32"])

@@ -16,7 +16,7 @@ from cases.gluon import emulate
 import triplan as tp
 from triplan import testing
 from triplan.backends.runtime.launch import Int, Launch, Scratch
-from triplan.backends.triton.conv import wgmma_division, wgmma_tiles
+from triplan.backends.triton.conv import wgmma, wgmma_division, wgmma_tiles
 from triplan.sku.facts import forget_facts
 
 #: So few programs that each has several tiles.
@@ -297,6 +297,20 @@ def test_shares(name: str, shares: int, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(wgmma_division, "candidates", only)
     try:
         check_emulated("wgmma", problem(OPS[2], *CASES[name]))
+    finally:
+        forget_facts()
+
+
+@pytest.mark.parametrize("columns", [2, 4, 8])
+@pytest.mark.parametrize("channels", [136, 512])
+@pytest.mark.parametrize("kernel", [(3, 3), (1, 5)])
+def test_taps_of_a_tile(kernel: tuple[int, int], channels: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With strides a tile has the channels under one tap, or those under several, in few columns or in many."""
+    forget_facts()
+    monkeypatch.setattr(wgmma, "WEIGHT_TILES", ((1, columns),))
+    options = {"padding": (1, 1, 2, 2), "stride": (2, 2), "dilation": (1, 3)}
+    try:
+        check_emulated("wgmma", problem(OPS[2], (3, channels, 9, 11, 64, *kernel), options))
     finally:
         forget_facts()
 

@@ -83,7 +83,7 @@ def _programs(desc: Conv2dProblem) -> int:
 def supports(desc: Conv2dProblem, target: Target) -> Support:
     if desc.multiplicands is not MathPrecision.TF32:
         return Support.no("f32 is multiplied as f32; it multiplies as tf32")
-    if desc.operand("dweight").numel * desc.batch == 0:
+    if any(o.numel == 0 for o in desc.operands()):
         return Support.no("an operand is empty")
     if _pixels(desc) >= shared.MOST or desc.batch * desc.height >= shared.MOST:
         return Support.no(f"{_pixels(desc)} pixels with those that are added; it counts fewer than {shared.MOST}")

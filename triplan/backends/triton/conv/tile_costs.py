@@ -61,8 +61,11 @@ RAGGED_SUMS_PER_US = {2: 1900, 4: 2400, 8: 2000}
 RAGGED_FACTOR_PER_US = 3000
 WRITTEN_PER_US = 4700
 #: Elements that one warp reads in a microsecond one by one, if no other program reads; and of the gradient of weight in
-#: steps of one tap, which find the addresses once for each pixel. From drawn problems on an H200.
+#: steps of one tap, which find the addresses once for each pixel, and of elements of 8 bytes. From drawn problems on an
+#: H200.
 ALONE_PER_US = {False: 300, True: 800}
+#: As the latter, of an odd number of channels of 2 bytes.
+SINGLE_PER_US = 300
 #: Microseconds of one multiprocessor for an element of the result beside the steps: addresses, and the store. From
 #: drawn problems on an H200.
 RESULT_US = 3.5e-4
@@ -83,6 +86,9 @@ WAIT_US, LOAD_US, PRODUCT_US, RESIDENT = 0.3, 0.047, 0.008, 1.7
 #: Such programs of the gradient of weight, by the bytes of an element: of 2 if a factor is read in vectors at least, so
 #: that a program holds fewer registers; those of 8 have steps of half as many pixels. From drawn problems on an H200.
 RESIDENT_SUMS = {2: 2.3, 4: RESIDENT, 8: 2.9}
+#: How many times as long loads of x take, in the gradient of weight, if its channels are halves of an odd number. From
+#: drawn problems on an H200.
+SINGLE = 2.0
 #: As PRODUCT_US, of FMAs by whether weights are adjacent along the features, for the reason of FMA_RATE. From
 #: drawn problems on an H200.
 FMA_US = {False: 0.013, True: 0.002}
@@ -131,7 +137,8 @@ def estimated_us(tiling: Tiling, desc: Conv2dProblem, target: Target) -> float:
     if shared.of_weight(desc) and desc.element.itemsize == 2 and tile.m == tile.n == 128 and one_factor:
         ragged = _ragged(tiling, desc) / RAGGED_FACTOR_PER_US
     one_tap = shared.of_weight(desc) and not tiling.flat(desc)
-    alone = _ragged(tiling, desc) / (ALONE_PER_US[one_tap] * tile.warps)
+    per_us = SINGLE_PER_US if one_tap and _singly(desc) else ALONE_PER_US[one_tap or desc.element.itemsize > 4]
+    alone = _ragged(tiling, desc) / (per_us * tile.warps)
     work = max(work, steps * ragged / target.sm_count)
     written = next(o for o in desc.operands() if o.is_written)
     loose = not shared.of_weight(desc) and not is_whole(written)
@@ -177,7 +184,8 @@ def _step_us(tiling: Tiling, desc: Conv2dProblem, target: Target) -> float:
         vector = VECTOR * 2 // o.element.itemsize
         whole = is_whole(o) and not (flat and (not shared.of_weight(desc) or o.name == "x"))
         scattered = shared.of_weight(desc) and (flat or o in apart)
-        each = 1.5 / vector if whole else 1.5 if scattered else 1.0
+        single = o.name == "x" and not flat and shared.of_weight(desc) and _singly(desc)
+        each = 1.5 / vector if whole else 1.5 if scattered else SINGLE if single else 1.0
         found += load_us * each * tile.k * tile.m / (32 * tile.warps)
     if desc.multiplicands in (MathPrecision.F32, MathPrecision.F64):
         product_us = FMA_US[along_features(desc)] if by_fma(desc) else PRODUCT_US
@@ -194,6 +202,11 @@ def _ragged(tiling: Tiling, desc: Conv2dProblem) -> int:
     whole = desc.operand("weight") if by_fma(desc) and along_features(desc) else None
     found = (o for o in read if not (shared.in_vectors(o) or o == whole))
     return sum(tile.k * sides[o.name] // _at_once(desc, o) for o in found)
+
+
+def _singly(desc: Conv2dProblem) -> bool:
+    """Whether no two channels of x, of 2 bytes, are known to lie in one word."""
+    return desc.element.itemsize == 2 and desc.in_channels % 2 == 1
 
 
 def _at_once(desc: Conv2dProblem, o: Operand) -> int:

@@ -245,6 +245,8 @@ def _map(
 
     ``stop``: of columns, only those before. ``axis``: that of the channels; 0 if filters change places with them.
     ``group``: (axis, begin, end) of what one group has; None: all. ``lies``: as of ``TensorMap``.
+
+    TMA reads from channels at multiples of 16 bytes alone (Triton's Gluon tutorial 04-tma), also where maps are larger.
     """
     layout = gl.NVMMASharedLayout.get_default_for(list(block), _GLUON_ELEMENT[element])
     own: dict[int, tuple[int, int]] = {} if group is None else {group[0]: group[1:]}
@@ -432,6 +434,7 @@ def weight_sums(desc: Conv2dProblem, target: Target, out: Arg, out_strides: tupl
         "COLUMNS": tile.columns,
         "STAGES": tile.stages * 2 // desc.element.itemsize,  # a block of f32 has twice the bytes
         "WHOLE": whole,
+        "ONE_TAP": len(maps) > 1 and _blocks(desc) % tile.columns == 0,
     }
     return Launch(conv2d_weight_wgmma_kernel, min(division.shares, target.sm_count), args, constants)
 

@@ -71,6 +71,26 @@ def box_in(buffer, i, COUNT: gl.constexpr, BOX: gl.constexpr):
 
 
 @gluon.jit
+def load_tap(
+    map,
+    at,
+    channel,
+    ready,
+    to,
+    slot,
+    BOX: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    OWN: gl.constexpr,
+):
+    """COLUMNS blocks of the pixels ``at`` from ``channel`` on, OWN in each buffer of ``to`` from ``slot`` on."""
+    WIDTH: gl.constexpr = BOX[3]
+    EACH: gl.constexpr = CHANNELS // WIDTH
+    for i in gl.static_range(COLUMNS * EACH):
+        box = box_in(to.index(slot + i // (OWN * EACH)), i % (OWN * EACH), OWN * EACH, BOX)
+        load_tile(map, [at[0], at[1], at[2], channel + i * WIDTH], ready, box)
+
+
+@gluon.jit
 def pieces_of(share, work):
     """How many pieces a share has, and the first of the lanes left over that it has a part of."""
     tiles, shares, lanes, boxes = work
@@ -124,6 +144,7 @@ def load_sums(
     FILTERS: gl.constexpr,
     COLUMNS: gl.constexpr,
     STAGES: gl.constexpr,
+    ONE_TAP: gl.constexpr,
 ):
     """The loading warp: for each step of this program's shares FILTERS blocks of dout's channels and COLUMNS of x's."""
     sa, sb, full, empty = ring
@@ -142,7 +163,7 @@ def load_sums(
             tile, box, steps, _place = piece_of(share, piece, lane, work)
             filter_ = tile % tiles_filters * (FILTERS * CHANNELS)
             first = tile // tiles_filters * COLUMNS
-            under = blocks_under(first, blocks, taps, STRIDE_ROWS, STRIDE_COLUMNS, CLIPPED, COLUMNS)
+            under = blocks_under(first, blocks, taps, STRIDE_ROWS, STRIDE_COLUMNS, CLIPPED, 1 if ONE_TAP else COLUMNS)
             image, row, column = box_of(box, high, wide)
             for _ in range(steps):
                 at = (image * IMAGES, row * HIGH, column * WIDE)
@@ -152,11 +173,18 @@ def load_sums(
                 for i in gl.static_range(FILTERS * EACH):
                     to = box_in(sa.index(slot * FILTERS + i // EACH), i % EACH, EACH, BOX)
                     load_tile(dout, [at[0], at[1], at[2], filter_ + i * WIDTH], ready, to)
-                for i in gl.static_range(COLUMNS * EACH):
-                    which, down, along, channel = under[i // EACH]
-                    channel += i % EACH * WIDTH
-                    to = box_in(sb.index(slot * SHARED + i // (OWN * EACH)), i % (OWN * EACH), OWN * EACH, BOX)
-                    load_under(maps, which, at, down, along, channel, ready, to, STRIDE_ROWS, STRIDE_COLUMNS, MAPS)
+                if ONE_TAP:
+                    which, down, along, channel = under[0]
+                    of_x = (at[0], at[1] + (down >> (STRIDE_ROWS - 1)), at[2] + (along >> (STRIDE_COLUMNS - 1)))
+                    for i in gl.static_range(MAPS):
+                        if which == i:
+                            load_tap(maps[i], of_x, channel, ready, sb, slot * SHARED, BOX, COLUMNS, OWN)
+                else:
+                    for i in gl.static_range(COLUMNS * EACH):
+                        which, down, along, channel = under[i // EACH]
+                        channel += i % EACH * WIDTH
+                        to = box_in(sb.index(slot * SHARED + i // (OWN * EACH)), i % (OWN * EACH), OWN * EACH, BOX)
+                        load_under(maps, which, at, down, along, channel, ready, to, STRIDE_ROWS, STRIDE_COLUMNS, MAPS)
                 slot, phase = next_slot(slot, phase, STAGES)
                 column += 1
                 row = gl.where(column == wide, row + 1, row)
@@ -313,6 +341,7 @@ def conv2d_weight_wgmma_kernel(
     COLUMNS: gl.constexpr,
     STAGES: gl.constexpr,
     WHOLE: gl.constexpr,
+    ONE_TAP: gl.constexpr,
 ):
     """out[k, c, r, s] = sum over the pixels (n, p, q) of dout[n, p, q, k] * x[n, p * STRIDE_ROWS + r * dilation_rows -
     above, q * STRIDE_COLUMNS + s * dilation_columns - left, c].
@@ -328,6 +357,8 @@ def conv2d_weight_wgmma_kernel(
     ``sizes``: filters, channels, taps, those of a row; ``extent``: ``work`` (tiles, shares, lanes of a tile, boxes),
     tiles along the filters, blocks of channels, boxes of a column and of a row; ``taps``: those of a row, the padding
     above and left, dilations.
+
+    ONE_TAP: the channels of a tile are those under one tap, so that one map is chosen for all loads of a step.
 
     Runs on 4 warps, the first warpgroup, and 5 more that ``warp_specialize`` adds.
     """
@@ -370,6 +401,7 @@ def conv2d_weight_wgmma_kernel(
                     FILTERS,
                     COLUMNS,
                     STAGES,
+                    ONE_TAP,
                 ),
             ),
         ],
