@@ -204,7 +204,8 @@ def randint(word, x, parameters, OUT):
 def _limit(p):
     """(limit, whether all words are below): word * 2**-32 < p where word < limit, or where all are.
 
-    (2**32, which every word is below, has no 32 bits. Comparing 64 bits would take twice as many instructions.)
+    (2**32, which every word is below, has no 32 bits. Comparing 64 bits would take twice as many instructions; and two
+    conditions of each word two more than a branch between them.)
     """
     limit = tl.ceil(tl.minimum(tl.maximum(tl.full((), p, tl.float64), 0.0), 1.0) * 4294967296.0).to(tl.int64)
     return limit.to(tl.uint32), limit >= 4294967296
@@ -224,7 +225,11 @@ def _one(chosen, OUT):
 @jit
 def bernoulli_p(word, x, scalars, OUT):
     limit, all_below = scalars
-    return _one((word < limit) | all_below, OUT)
+    if all_below:
+        found = _one(word == word, OUT)
+    else:
+        found = _one(word < limit, OUT)
+    return found
 
 
 @jit
@@ -257,7 +262,11 @@ def _scale_of(parameters, OUT):
 @jit
 def dropout(word, x, scalars, OUT):
     limit, all_dropped, scale = scalars
-    return tl.where((word < limit) | all_dropped, 0.0, x.to(scale.dtype) * scale)
+    if all_dropped:
+        found = tl.zeros(x.shape, scale.dtype)
+    else:
+        found = tl.where(word < limit, 0.0, x.to(scale.dtype) * scale)
+    return found
 
 
 #: What NUMBERS of some ops take instead of the parameters: computed of them once per program, as it takes f64.
