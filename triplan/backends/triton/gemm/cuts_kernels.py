@@ -13,7 +13,8 @@ from triplan.backends.triton.gemm.tiles_kernels import epilogue, tile_of
 
 @gluon.jit
 def store_part(acc, partial, place, layout: gl.constexpr):
-    """partial[place] = acc; ``partial`` (places, rows, columns) is packed, in f32."""
+    """partial[place] = acc; ``partial`` (places, rows, columns) is packed, in f32. ``place`` has 64 bits where it may
+    have 2**31 elements or more."""
     row = gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, layout))
     column = gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, layout))
     at = partial + place * (acc.shape[0] * acc.shape[1])

@@ -254,7 +254,7 @@ def fma_kernel(
     copies_wait(0)
     if IS_CUT:
         if program >= whole:
-            store_part(acc, partial, program - whole, layout)
+            store_part(acc, partial, (program - whole).to(gl.int64), layout)
         m = gl.where(program < whole, m, 0)  # a piece writes nothing to c
     if C_SINGLE:
         # Elements are stored one by one: those that a warp stores at a time are adjacent.
