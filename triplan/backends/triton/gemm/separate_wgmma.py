@@ -18,24 +18,26 @@ from triplan.backends.triton.gemm.separate import Way, no_workspace
 from triplan.descriptors import GemmBackwardDescriptor
 from triplan.sku import Support, Target
 
-TMA_WAYS = (
-    Way(tma.supports, wgmma.rank, no_workspace, wgmma.wgmma),
-    Way(tma.supports, wgmma_tiles.rank, no_workspace, wgmma_tiles.wgmma_tiles),
-    Way(wgmma_cut.supports, wgmma_cut.rank, wgmma_cut.workspace, wgmma_cut.wgmma_cut),
-    Way(realigned.supports, realigned.rank, realigned.workspace, realigned.realigned),
-)
+
+def _tma_ways(cuts: bool) -> tuple[Way, ...]:
+    """The kernels that read by TMA; without ``cuts`` their tiles are whole, so that only copies need workspace."""
+    cut = Way(wgmma_cut.supports, wgmma_cut.rank, wgmma_cut.workspace, wgmma_cut.wgmma_cut)
+    return (
+        Way(tma.supports, wgmma.rank, no_workspace, wgmma.wgmma),
+        Way(tma.supports, wgmma_tiles.rank, no_workspace, wgmma_tiles.wgmma_tiles),
+        *([cut] if cuts else []),
+        Way(
+            realigned.supports,
+            partial(realigned.rank, cuts=cuts),
+            partial(realigned.workspace, cuts=cuts),
+            partial(realigned.launches, cuts=cuts),
+        ),
+    )
+
+
+TMA_WAYS = _tma_ways(cuts=True)
 WAYS = (*separate.WAYS, *TMA_WAYS)
-#: Those whose tiles are whole: of TMA's only copies need workspace.
-WHOLE_WAYS = (
-    *separate.WAYS,
-    *TMA_WAYS[:2],
-    Way(
-        realigned.supports,
-        partial(realigned.rank, cuts=False),
-        partial(realigned.workspace, cuts=False),
-        partial(realigned.launches, cuts=False),
-    ),
-)
+WHOLE_WAYS = (*separate.WAYS, *_tma_ways(cuts=False))
 
 
 def supports(desc: GemmBackwardDescriptor, target: Target) -> Support:
