@@ -37,6 +37,13 @@ BOUND_RATIO = 0.8
 BOUND_LIMIT = 4.0
 SELECT_LIMIT = 50.0
 HIT_LIMIT = 3.0
+#: Limits of our host time divided by torch's, by what is timed: of each function, and of their geometric mean.
+LIMITS = {
+    "forward": (1.0, 1.0),
+    "forward, recorded": (1.4, 1.2),
+    "autograd.grad": (1.1, 1.0),
+    "backward()": (1.1, 1.0),
+}
 #: Calls of a function per timed loop. A call with its backward is up to 20 launches: more calls would fill the queue.
 FUNCTION_CALLS = 25
 
@@ -164,6 +171,35 @@ def _beside_torch(rows: list[Row]) -> list[Row]:
     return rows
 
 
+def timed(call: functions.Call, function: Callable[..., Any]) -> dict[str, Callable[[], object]]:
+    """What is timed of ``function``, which is one of ``call``'s, by the names of LIMITS.
+
+    The last two include the forward that autograd records.
+    """
+    args, leaves = call.given(False), call.given(True)
+    parameters = list(function.parameters()) if isinstance(function, torch.nn.Module) else []
+    wanted = [*(leaves[i] for i in call.grads), *parameters]
+
+    def without_grad() -> object:
+        with torch.no_grad():
+            return function(*args)
+
+    forward = without_grad if parameters else partial(function, *args)
+    if not call.grads:
+        return {"forward": forward}
+    grad = torch.ones_like(call.theirs(*args))
+
+    def by_grad() -> object:
+        return torch.autograd.grad(function(*leaves), wanted, grad)
+
+    def by_backward() -> None:
+        for t in wanted:
+            t.grad = None
+        function(*leaves).backward(grad)
+
+    return dict(zip(LIMITS, (forward, partial(function, *leaves), by_grad, by_backward), strict=True))
+
+
 def _functions(device: torch.device, calls: int, loops: int, until: float) -> list[Row]:
     """Every function and module beside torch's; without a GPU, ours alone, of the smallest size."""
     on_gpu = device.type == "cuda"
@@ -172,8 +208,8 @@ def _functions(device: torch.device, calls: int, loops: int, until: float) -> li
     for m, n, dtype in functions.SIZES if on_gpu else functions.SIZES[-1:]:
         for name, call in functions.calls(functions.Draw(m, n, dtype, device)).items():
             case = f"{name}, ({m}, {n}) {tp.ElementKind.of(dtype)}"
-            ours += [Step(case, *kind, calls) for kind in functions.timed(call, call.ours).items()]
-            theirs += [Step(case, *kind, calls) for kind in functions.timed(call, call.theirs).items()]
+            ours += [Step(case, *kind, calls) for kind in timed(call, call.ours).items()]
+            theirs += [Step(case, *kind, calls) for kind in timed(call, call.theirs).items()]
     if not on_gpu:
         return [{**row, "note": ON_CPU} for row in _rows(ours, loops, 1, until)]
     rows = _rows([step for pair in zip(ours, theirs, strict=True) for step in pair], loops, 2, until)
@@ -188,10 +224,10 @@ def _compared(ours: list[Row], theirs: list[Row]) -> list[Row]:
         if "host_us" in row and "host_us" in its:
             ratio = row["host_us"] / its["host_us"]
             ratios.setdefault((row["case"].partition(", ")[2], row["contestant"]), []).append(ratio)
-            row = row | {"torch_us": its["host_us"]} | _judged(ratio, functions.LIMITS[row["contestant"]][0])
+            row = row | {"torch_us": its["host_us"]} | _judged(ratio, LIMITS[row["contestant"]][0])
         rows.append({**its, "contestant": "torch"} if "error" in its else row)
     for (size, kind), found in ratios.items():
-        mean = _judged(statistics.geometric_mean(found), functions.LIMITS[kind][1])
+        mean = _judged(statistics.geometric_mean(found), LIMITS[kind][1])
         rows.append({"case": f"geometric mean, {size}", "contestant": kind, **mean, "note": f"of {len(found)}"})
     return rows
 

@@ -17,7 +17,7 @@ import torch
 import triplan as tp
 from bench import determinism, gemm, host, norms, rotary, rows, softmax
 from bench.__main__ import main
-from bench.functions import LIMITS, WITHOUT_TENSORS
+from bench.functions import WITHOUT_TENSORS
 from bench.gemm.cases import make as make_product
 from bench.gemm.run import candidates, case_rows, truth, verify
 from bench.indexing import cases, run as indexing
@@ -509,7 +509,7 @@ def test_host_smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert row["note"] == "launch stubbed"
         assert "of_torch" not in row  # what was not launched is not compared
     functions = [r for r in found if str(r["case"]).endswith(", (8, 64) f32")]
-    assert {r["contestant"] for r in functions} == set(LIMITS)
+    assert {r["contestant"] for r in functions} == set(host.LIMITS)
     timed = {str(r["case"]).partition(",")[0] for r in functions}
     assert timed >= set(functional.__all__) - set(TABLE) - {
         "expression",
