@@ -324,8 +324,11 @@ def case(family: str, seed: int, number: int, target: tp.Target, most: int = MOS
 
 
 def placed(peer: Peer) -> Peer:
-    """``peer``, for ops of which torch allocates the results: copied to ours where these have their axes in another
-    order, every other element, or half sectors, as torch's functions with ``out=`` would copy them."""
+    """``peer``, for ops of which torch allocates the results.
+
+    It copies them to ours, as torch's functions with ``out=`` would, where ours have their axes in another order, gaps
+    between elements, or runs of elements shorter than a sector and no longer than the gaps behind them.
+    """
 
     def call(t: Tensors) -> Tensors:
         found = peer(t)
@@ -337,7 +340,7 @@ def placed(peer: Peer) -> Peer:
 
 
 def _lies(t: Tensor) -> tuple[list[int], int, bool]:
-    """The axes of more than one element, by their strides; the smallest stride; whether half of a sector is a gap."""
+    """What ``placed`` compares: the axes of several elements, by their strides; the smallest stride; short runs."""
     axes = sorted((a for a in range(t.dim()) if t.shape[a] > 1), key=t.stride)
     run = 1  # elements without a gap
     for axis in axes:

@@ -64,8 +64,8 @@ WRITTEN_PER_US = 4700
 #: steps of one tap, which find the addresses once for each pixel, and of elements of 8 bytes. From drawn problems on an
 #: H200.
 ALONE_PER_US = {False: 300, True: 800}
-#: As the latter, of an odd number of channels of 2 bytes.
-SINGLE_PER_US = 300
+#: As the latter, where x has an odd number of channels of 2 bytes; and how many times as long its loads then take.
+SINGLE_PER_US, SINGLE_SLOWER = 300, 2.0
 #: Microseconds of one multiprocessor for an element of the result beside the steps: addresses, and the store. From
 #: drawn problems on an H200.
 RESULT_US = 3.5e-4
@@ -86,9 +86,6 @@ WAIT_US, LOAD_US, PRODUCT_US, RESIDENT = 0.3, 0.047, 0.008, 1.7
 #: Such programs of the gradient of weight, by the bytes of an element: of 2 if a factor is read in vectors at least, so
 #: that a program holds fewer registers; those of 8 have steps of half as many pixels. From drawn problems on an H200.
 RESIDENT_SUMS = {2: 2.3, 4: RESIDENT, 8: 2.9}
-#: How many times as long loads of x take, in the gradient of weight, if its channels are halves of an odd number. From
-#: drawn problems on an H200.
-SINGLE = 2.0
 #: As PRODUCT_US, of FMAs by whether weights are adjacent along the features, for the reason of FMA_RATE. From
 #: drawn problems on an H200.
 FMA_US = {False: 0.013, True: 0.002}
@@ -185,7 +182,7 @@ def _step_us(tiling: Tiling, desc: Conv2dProblem, target: Target) -> float:
         whole = is_whole(o) and not (flat and (not shared.of_weight(desc) or o.name == "x"))
         scattered = shared.of_weight(desc) and (flat or o in apart)
         single = o.name == "x" and not flat and shared.of_weight(desc) and _singly(desc)
-        each = 1.5 / vector if whole else 1.5 if scattered else SINGLE if single else 1.0
+        each = 1.5 / vector if whole else 1.5 if scattered else SINGLE_SLOWER if single else 1.0
         found += load_us * each * tile.k * tile.m / (32 * tile.warps)
     if desc.multiplicands in (MathPrecision.F32, MathPrecision.F64):
         product_us = FMA_US[along_features(desc)] if by_fma(desc) else PRODUCT_US

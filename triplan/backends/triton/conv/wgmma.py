@@ -246,7 +246,7 @@ def _map(
     ``stop``: of columns, only those before. ``axis``: that of the channels; 0 if filters change places with them.
     ``group``: (axis, begin, end) of what one group has; None: all. ``lies``: as of ``TensorMap``.
 
-    TMA reads from channels at multiples of 16 bytes alone (Triton's Gluon tutorial 04-tma), also where maps are larger.
+    The first channel of a box must be at a multiple of 16 bytes, whatever the map (Triton's Gluon tutorial 04-tma).
     """
     layout = gl.NVMMASharedLayout.get_default_for(list(block), _GLUON_ELEMENT[element])
     own: dict[int, tuple[int, int]] = {} if group is None else {group[0]: group[1:]}

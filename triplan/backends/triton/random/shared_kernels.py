@@ -204,8 +204,8 @@ def randint(word, x, parameters, OUT):
 def _limit(p):
     """(limit, whether all words are below): word * 2**-32 < p where word < limit, or where all are.
 
-    (2**32, which every word is below, has no 32 bits. Comparing 64 bits would take twice as many instructions; and two
-    conditions of each word two more than a branch between them.)
+    (2**32, which every word is below, does not fit in 32 bits. To compare 64 bits would take twice as many
+    instructions; to test both conditions for each word, two more than a branch for all words.)
     """
     limit = tl.ceil(tl.minimum(tl.maximum(tl.full((), p, tl.float64), 0.0), 1.0) * 4294967296.0).to(tl.int64)
     return limit.to(tl.uint32), limit >= 4294967296
